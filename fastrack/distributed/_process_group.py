@@ -156,7 +156,7 @@ class SealedProcessGroup(_Base):  # type: ignore[misc]
 
     @property
     def session(self) -> GroupSession:
-        """The session of the group. Sessions of later groups are derived from that of the default group."""
+        """The session, which those of later groups are derived from if this is the default group."""
         return self._group._link.session  # noqa: SLF001 - of this package
 
     def broadcast(self, tensors: Tensors, opts: Any) -> _Work:
@@ -173,8 +173,12 @@ class SealedProcessGroup(_Base):  # type: ignore[misc]
         return self._reduce(f"reduce to {opts.rootRank}", tensors, opts)
 
     def _reduce(self, kind: str, tensors: Tensors, opts: Any) -> _Work:
-        op, begin = _reduction(opts.reduceOp), self._group._reduced  # noqa: SLF001 - of this package
-        return _Work([begin(kind, item.detach(), op, async_op=True) for item in tensors], tensors)
+        op = _reduction(opts.reduceOp)
+        return _Work([self._reduced(kind, item.detach(), op, async_op=True) for item in tensors], tensors)
+
+    @property
+    def _reduced(self) -> Any:
+        return self._group._reduced  # noqa: SLF001 - of this package
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> _Work:
         return self.all_gather_single_coalesced([output], [tensor], opts)
@@ -218,8 +222,7 @@ class SealedProcessGroup(_Base):  # type: ignore[misc]
         return work
 
     def barrier(self, opts: Any = None) -> _Work:
-        begin = self._group._reduced  # noqa: SLF001 - of this package
-        return _Work([begin("barrier", torch.zeros(1), "sum", async_op=True)], [])
+        return _Work([self._reduced("barrier", torch.zeros(1), "sum", async_op=True)], [])
 
     def refuse(self, *_: Any, **__: Any) -> _Work:
         """Raise NotImplementedError."""

@@ -135,9 +135,7 @@ def run_id(run: str | None, within: GroupSession | None) -> str:
     if run is None:
         return os.environ.get(_RUN_VARIABLE, "") if within is None else within.run
     if not isinstance(run, str):
-        raise TypeError(
-            f"run=: expected the name of a run as text, got {type(run).__name__}. Pass the same text on all ranks"
-        )
+        raise TypeError(f"run=: expected the name of a run as text, got {type(run).__name__}. Pass text on all ranks")
     return run
 
 

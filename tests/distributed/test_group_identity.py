@@ -15,6 +15,7 @@ from helpers.cases import each
 from helpers.network import MemoryTransport, Network, on_ranks
 
 from fastrack import AuthenticationError, ClosedError, Key
+from fastrack._training.checkpoints import preemption
 from fastrack.distributed import SecureGroup, _group, _link, init_process_group
 from fastrack.distributed._process_group import SealedProcessGroup
 from fastrack.distributed._session import GroupSession
@@ -219,6 +220,10 @@ ALIKE = [  # kinds whose messages have the same number and sizes
         "all_reduce": call("allreduce", one),
         "reduce to 0": call("reduce", one, 0),
         "reduce to 1": call("reduce", one, 1),
+    },
+    {
+        "all_reduce": call("allreduce", lambda: [[torch.tensor([9.0], dtype=torch.float64)]], op=dist.ReduceOp.MIN),
+        "is_due": lambda group: preemption._least(9.0, group) == 9,
     },
     {
         "all_gather": call("allgather", gathered),

@@ -404,10 +404,11 @@ def _least(seconds: float, group: Any) -> float:
     import torch
     import torch.distributed as dist
 
-    if not isinstance(group, dist.ProcessGroup):
-        return float(group.all_reduce(torch.tensor([seconds], dtype=torch.float64), "min"))
+    reduced = getattr(group, "_reduced", None)  # of a sealed group
     # Not in host memory where the backend sends from GPUs alone.
-    device = "cuda" if "nccl" in str(dist.get_backend(group)) else "cpu"
+    device = "cuda" if reduced is None and "nccl" in str(dist.get_backend(group)) else "cpu"
     tensor = torch.tensor([seconds], dtype=torch.float64, device=device)
+    if reduced is not None:  # of a kind of its own: no rank takes an all-reduce of the program for an answer
+        return float(reduced("is_due", tensor, "min", async_op=False))
     dist.all_reduce(tensor, dist.ReduceOp.MIN, group)
     return float(tensor)
