@@ -81,8 +81,12 @@ def parse_strict(text: str) -> Any:
     """Parse JSON in which each member stands once, numbers are finite and not written as -0, and texts are Unicode."""
     value = json.loads(text, object_pairs_hook=unique, parse_int=_whole, parse_constant=_refuse_constant)
     if "\\u" in text:  # by which lone surrogates can be written; those of `surrogateescape` stand for themselves
-        others = text.encode(errors="surrogateescape").decode(errors="replace")
-        json.dumps(json.loads(others), ensure_ascii=False).encode()
+        parsed = value
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # without these no second value, which may take four times the text
+            parsed = json.loads(text.encode(errors="surrogateescape").decode(errors="replace"))
+        json.dumps(parsed, ensure_ascii=False).encode()
     return value
 
 

@@ -11,7 +11,6 @@ from fastrack.errors import FormatError
 _COUNTED: Mapping[str, tuple[bytes, ...]] = {
     "values": (b",", b":", b"[", b"{"),  # of JSON: one of these stands before each value and before each name
     "lists": (b"[", b"{"),
-    "escapes": (b"\\",),
     "lines": (b"\n", b"\r"),
     "certificates": (b"-----BEGIN",),
     "tags": (b"<",),
@@ -26,8 +25,8 @@ LIMITS: Mapping[str, Mapping[str, int]] = {
     "fastrack challenge": {"bytes": 1 << 10, "values": 16},
     "fastrack offer": {"bytes": 8 << 20, "values": 4400},
     "fastrack grants": {"bytes": 4 << 20, "values": 1040},
-    "envelope": {"values": 256, "escapes": 0},
-    "grant": {"bytes": 128 << 10},  # an envelope with as many files as a key of HPKE can be bound to, some 1,870
+    "envelope": {"values": 256},
+    "grant": {"bytes": 64 << 10},  # the envelope of one, in the document of grants
     # In an offer.
     "report": {"bytes": 16 << 10},
     "quote": {"bytes": 64 << 10},

@@ -130,8 +130,9 @@ def identify(count):
 
 
 def test_a_broker_of_more_files_or_keys_than_a_machine_can_read_does_not_begin(open_broker, folder):
-    with pytest.raises(ValueError, match="expected files= of some 1,870 at most"):
-        open_broker(files=identify(2000))
+    for count in (1400, 2000):
+        with pytest.raises(ValueError, match="expected as many keys|expected files="):
+            open_broker(files=identify(count))
     many = [fastrack.Key.generate() for _ in range(450)]
     with pytest.raises(ValueError, match="expected as many keys and files as a machine reads, got 450 keys for all"):
         open_broker(*many, signer=Signer.generate("ML-DSA-65"))
@@ -140,7 +141,7 @@ def test_a_broker_of_more_files_or_keys_than_a_machine_can_read_does_not_begin(o
 
 def test_a_machine_reads_the_grants_of_as_many_files_as_a_broker_takes(open_broker):
     signer = Signer.generate("ML-DSA-65")
-    broker = open_broker(files=identify(1850), signer=signer)
+    broker = open_broker(files=identify(1250), signer=signer)
     pending = attest.make_offer(broker.make_challenge(), Machine())
     _, grants = broker.answer(pending.to_bytes(), _ADDRESS)
-    assert len(pending.unlock(grants, owner=signer.verifier, now=NOW).first.files) == 1850
+    assert len(pending.unlock(grants, owner=signer.verifier, now=NOW).first.files) == 1250

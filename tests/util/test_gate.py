@@ -10,7 +10,6 @@ from fastrack.errors import FormatError
 _FLOODS = {
     "lists": (b"[],", b"{},", b"["),
     "values": (b"[],", b"{},", b'"",', b"1e9,", b'"a":1,', b"["),
-    "escapes": (b"\\u0041",),
     "lines": (b"\n", b"\r\n"),
     "certificates": (b"-----BEGIN CERTIFICATE-----\n",),
     "tags": (b"<a/>",),
