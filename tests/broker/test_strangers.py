@@ -131,7 +131,7 @@ def identify(count):
 
 def test_a_broker_of_more_files_or_keys_than_a_machine_can_read_does_not_begin(open_broker, folder):
     for count in (1400, 2000):
-        with pytest.raises(ValueError, match="expected as many keys|expected files="):
+        with pytest.raises(ValueError, match=r"expected as many keys|expected files="):
             open_broker(files=identify(count))
     many = [fastrack.Key.generate() for _ in range(450)]
     with pytest.raises(ValueError, match="expected as many keys and files as a machine reads, got 450 keys for all"):
