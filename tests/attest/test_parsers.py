@@ -17,7 +17,7 @@ from fastrack._keys.signing import read_unverified_payload
 from fastrack._util import gate
 from fastrack.attest import parse_rim
 from fastrack.attest._formats import xml
-from fastrack.attest._formats.wire import Reader
+from fastrack.attest._formats.wire import Reader, decode
 from fastrack.attest._formats.x509 import load_chain, load_crl
 from fastrack.errors import FormatError
 
@@ -66,6 +66,12 @@ def test_json_of_as_many_values_as_a_kind_may_have_takes_less_than_the_bound(kin
         b'["' + "\N{GRINNING FACE}".encode() + b"A" * (32 << 10) + b'"]',  # one that quadruples the others
     ):
         assert _peak(lambda text: Reader.parse(text, kind), document) <= _bound(document)
+
+
+@pytest.mark.parametrize("character", [b"\x7f", "\N{LATIN SMALL LETTER E WITH ACUTE}".encode()])
+def test_a_document_that_is_longer_in_its_canonical_form_is_not_brought_into_it(character):
+    document = b'{"id":"%s","kind":"fastrack/tour-begin","version":1}\n' % (character * (64 << 10))
+    assert _refused_in(lambda text: decode(text, "fastrack/tour-begin", 1, ("id",)), document) <= 4 * len(document)
 
 
 def _manifest(count):

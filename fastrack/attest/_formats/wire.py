@@ -42,9 +42,12 @@ def decode(data: bytes, kind: str, version: int, members: Iterable[str], *, limi
     name = kind.replace("/", " ")
     if limit is not None and len(data) > limit:
         raise malformed(name, "size", None, wanted=f"at most {limit} bytes", found=len(data))
+    other = malformed(name, "form", None, wanted="canonical JSON and a newline", found="another way to write it")
+    if not data.isascii() or b"\x7f" in data:  # which would be escaped, in up to six times the bytes
+        raise other
     reader = Reader.parse(data, name)
     if documents.encode(reader.value, end=b"\n") != data:
-        raise malformed(name, "form", None, wanted="canonical JSON and a newline", found="another way to write it")
+        raise other
     reader.expect("kind", kind)
     reader.expect("version", version)
     reader.require_members({*members, "kind", "version"})
