@@ -237,7 +237,7 @@ class WrappedLoader:
         self._transform = transform
         self._progress: ReadyBatch | None = None  # holds the state after the batch returned last
         self._iterator: Callable[[], _Iterator | None] = lambda: None
-        self._lock = per_process(self, "_lock", threading.Lock)
+        self._lock = _Lock()
 
     def __iter__(self) -> _Iterator:
         _require_distributed(self._inner)  # the process group may have been initialised since
@@ -307,7 +307,7 @@ class _StatefulLoader(WrappedLoader):
         """Return the state of the loader after the last returned batch, regardless of prefetched batches."""
         if self._progress is not None and self._progress.state is not None:
             return self._progress.state
-        with self._lock:
+        with self._lock.own:
             return _stateful(self._inner).state_dict()
 
     def load_state_dict(self, state_dict: Any) -> None:
@@ -315,7 +315,7 @@ class _StatefulLoader(WrappedLoader):
         iterator = self._iterator()
         if iterator is not None:
             iterator.close()
-        with self._lock:
+        with self._lock.own:
             _stateful(self._inner).load_state_dict(state_dict)
         self._progress = None
 
@@ -383,6 +383,15 @@ def _get_environment_key(key_id: str) -> Key:
 # The sources of an iteration: its batches, on request or fetched in advance.
 
 
+class _Lock:
+    """The lock of a loader, which its iterations have too, without the wrapper: in a forked child it is another one."""
+
+    __slots__ = ("__weakref__", "own")
+
+    def __init__(self) -> None:
+        self.own = per_process(self, "own", threading.Lock)
+
+
 class BatchSource:
     """The batches of one iteration, each fetched and moved on request.
 
@@ -390,7 +399,7 @@ class BatchSource:
     uses the loader.
     """
 
-    def __init__(self, loader: Any, lock: threading.Lock, device: str, keys: KeyRing, *, ahead: bool) -> None:
+    def __init__(self, loader: Any, lock: _Lock, device: str, keys: KeyRing, *, ahead: bool) -> None:
         self._loader = loader
         self._downloads = ahead  # begin downloads in advance, until a batch has no remote parts
         self._ahead: deque[ReadyBatch] = deque()
@@ -406,7 +415,7 @@ class BatchSource:
         self.is_stopped = False
 
     def begin(self) -> ReadyBatch:
-        with self._lock:
+        with self._lock.own:
             if self._stream is not None:  # its loader's workers may be ahead: batches are counted here
                 self._begun = self._stream._position()  # noqa: SLF001 - of this package
                 self._stream._rewinds = False  # noqa: SLF001 - a thread may come to the end before the caller
@@ -423,7 +432,7 @@ class BatchSource:
 
     def fetch(self) -> ReadyBatch:
         try:
-            with self._lock:
+            with self._lock.own:
                 item = self._next()
             if not item.is_last:
                 item.batch = to_device(item.batch, self._device, keys=self._keys)

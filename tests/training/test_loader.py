@@ -429,6 +429,13 @@ class TestForks:
         may_go.set()
         thread_of_parent.join()
 
+    def test_an_iteration_goes_on_in_a_child_whatever_the_parents_threads_fetch(self):
+        wrapped = wrap([1, 2, 3], prefetch=0)
+        iterator = iter(wrapped)
+        assert next(iterator) == 1
+        with wrapped._lock.own:  # as a thread that the child lacks
+            assert in_forked_child(lambda: list(iterator), seconds=20) == [2, 3]
+
     def test_an_iteration_stays_with_its_parent(self):
         iterator = iter(wrap(range(10)))
         next(iterator)
