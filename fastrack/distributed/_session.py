@@ -118,7 +118,8 @@ class GroupSession:
     def _view(self) -> memoryview:
         if self._process != os.getpid():
             raise ClosedError(
-                "expected an open group, got one that was closed or made in another process; make another"
+                "expected an open group, got one that, or whose default group, was closed or made in another process; "
+                "make another"
             )
         return memoryview(self._secrets)
 

@@ -3,6 +3,7 @@
 import itertools
 import random
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -314,6 +315,20 @@ def test_no_group_is_made_once_the_default_group_has_ended(alone):
     with pytest.raises(ClosedError):
         SecureGroup.over(transport, KEY)
     assert transport.closed  # so that other ranks need not wait for the timeout
+
+
+def test_a_rank_whose_default_group_has_ended_ends_the_start_of_all(pool, default):
+    ended = GroupSession(KEY.material(), [], [], "0 1", "")
+    ended.wipe()
+
+    def start(transport):
+        default.session = DEFAULTS[0] if transport.rank else ended
+        began = time.monotonic()
+        with pytest.raises(AuthenticationError if transport.rank else ClosedError):
+            SecureGroup.over(transport, KEY, timeout=300)
+        return time.monotonic() - began
+
+    assert max(pool.map(start, Network(3).transports())) < 60  # not after the timeout
 
 
 # Runs.
