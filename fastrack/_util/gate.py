@@ -11,6 +11,7 @@ from fastrack.errors import FormatError
 _COUNTED: Mapping[str, tuple[bytes, ...]] = {
     "values": (b",", b":", b"[", b"{"),  # of JSON: one of these stands before each value and before each name
     "lists": (b"[", b"{"),
+    "members": (b'":',),
     "lines": (b"\n", b"\r"),
     "certificates": (b"-----BEGIN",),
     "tags": (b"<",),
@@ -41,7 +42,7 @@ LIMITS: Mapping[str, Mapping[str, int]] = {
     "TDX collateral": {"bytes": 4 << 20, "values": 8192},
     "answer about a manifest": {"bytes": 2 << 20, "values": 64},
     # Of any other holder of the key: some 250,000 shards, each with a number for each of up to 5,000 tensors.
-    "index of a data set": {"bytes": 32 << 20, "lists": 15_010},
+    "index of a data set": {"bytes": 32 << 20, "lists": 15_010, "members": 15_010},
     # Between a visitor of a tour and its desks: a chain, a manifest, an offer and two documents, in base64.
     "chain of a tour": {"bytes": 64 << 20, "lines": 10_002},  # its plan, its visits and its completion
     "manifest of a tour": {"bytes": 32 << 20},

@@ -8,6 +8,7 @@ from fastrack._util import gate
 from fastrack.errors import FormatError
 
 _FLOODS = {
+    "members": (b'"a":0,',),
     "lists": (b"[],", b"{},", b"["),
     "values": (b"[],", b"{},", b'"",', b"1e9,", b'"a":1,', b"["),
     "lines": (b"\n", b"\r\n"),
