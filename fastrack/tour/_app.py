@@ -34,8 +34,9 @@ def make_app(desk: Desk, *, limit: RateLimit, body_seconds: float = _BODY_SECOND
         require_json(request)
         step = request.path_params["step"]
         fields["step"] = step[:40]
-        async with shared.body(request, _BODY_LIMITS.get(step, 1024), fields["address"]) as body:
-            return await shared.work(lambda: desk.ask(step, bytes(body)))
+        address = fields["address"]
+        async with shared.body(request, _BODY_LIMITS.get(step, 1024), address) as body:
+            return await shared.judge(address, lambda: desk.ask(step, bytes(body)))
 
     return Starlette(routes=[Route("/v1/tour/{step}", shared.wrap("asked", answer), methods=["POST"])])
 

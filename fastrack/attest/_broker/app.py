@@ -54,7 +54,9 @@ class _Steps:
             await self._shared.work(self._broker.require_challenge, read_challenge_id(beginning), address)
 
         async with self._shared.body(request, OFFER_LIMIT, address, check, BEGINNING_SIZE) as body:
-            fields["challenge"], grants = await self._shared.work(lambda: self._broker.answer(bytes(body), address))
+            fields["challenge"], grants = await self._shared.judge(
+                address, lambda: self._broker.answer(bytes(body), address)
+            )
         return grants
 
 

@@ -1,5 +1,6 @@
 """Parts that the handlers of a service share: limits by address, bodies in memory, threads, refusals and the log."""
 
+import asyncio
 import json
 import logging
 import math
@@ -8,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import anyio
 from anyio.to_thread import run_sync
@@ -15,13 +17,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from fastrack._util.cpus import usable_cpus
-from fastrack.attest._broker.limits import Quota, RateLimit
+from fastrack.attest._broker.limits import Quota, RateLimit, network_of
 
 T = TypeVar("T")
 
 LOGGER = "fastrack.broker"
 
 _JSON = "application/json"
+_REST = 2.0  # of the time that a document has taken, until the next one of its address
 
 log = logging.getLogger(LOGGER)
 
@@ -47,6 +50,7 @@ class Handlers:
         self._refuse = refuse
         self._body_seconds = body_seconds
         self._threads: anyio.CapacityLimiter | None = None
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def wrap(
         self, event: str, handle: Callable[[Request, dict[str, Any]], Awaitable[bytes]]
@@ -123,11 +127,24 @@ class Handlers:
             self._bodies.give_back(address, taken)
 
     async def work(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function in a thread, so that the loop goes on. Use at most one thread per CPU."""
+        """Call a function in a thread, so that the loop goes on. Use at most one thread per CPU, but two on one CPU."""
         if self._threads is None:
-            self._threads = anyio.CapacityLimiter(usable_cpus())
+            self._threads = anyio.CapacityLimiter(max(2, usable_cpus()))
         result: T = await run_sync(function, *arguments, limiter=self._threads)
         return result
+
+    async def judge(self, address: str, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function on a document in a thread: one at a time for an address, and for a third of the time at most.
+
+        Parsers hold the interpreter's lock for most of that time, which others would wait for.
+        """
+        turn = self._turns.setdefault(network_of(address), asyncio.Lock())
+        await turn.acquire()
+        begin = time.monotonic()
+        try:
+            return await self.work(function, *arguments)
+        finally:
+            asyncio.get_running_loop().call_later(_REST * (time.monotonic() - begin), turn.release)
 
 
 def require_json(request: Request) -> None:

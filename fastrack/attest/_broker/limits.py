@@ -26,7 +26,7 @@ class RateLimit:
 
     def admit(self, address: str) -> float:
         """Count a request. Return 0 if it is within the limit, else the seconds until the next may come."""
-        key, now = _network(address), self._clock()
+        key, now = network_of(address), self._clock()
         with self._lock:
             tokens, since = self._buckets.pop(key, (self._burst, now))
             tokens = min(self._burst, tokens + (now - since) * self._rate)
@@ -50,7 +50,7 @@ class Quota:
 
     def take(self, address: str, amount: int = 1) -> bool:
         """Take an amount and return True, or return False if it would exceed a limit."""
-        key = _network(address)
+        key = network_of(address)
         if self._used[key] + amount > self._share or self._used.total() + amount > self._total:
             return False
         self._used[key] += amount
@@ -58,13 +58,14 @@ class Quota:
 
     def give_back(self, address: str, amount: int = 1) -> None:
         """Give an amount back."""
-        key = _network(address)
+        key = network_of(address)
         self._used[key] -= amount
         if not self._used[key]:
             del self._used[key]
 
 
-def _network(address: str) -> str:
+def network_of(address: str) -> str:
+    """Return what an address counts as: itself, or the first 64 bits of one of IPv6."""
     try:
         parsed = ip_address(address)
     except ValueError:

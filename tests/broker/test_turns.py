@@ -1,0 +1,64 @@
+"""Documents of one address are judged one at a time, so that others need not wait for them."""
+
+import asyncio
+import threading
+import time
+from contextlib import suppress
+
+from fastrack.attest._broker.handlers import Handlers
+from fastrack.attest._broker.limits import Quota, RateLimit
+
+CROWD, NEIGHBOUR, OTHER = "2001:db8::1", "2001:db8::2", "192.0.2.1"  # the first two are of one network
+
+
+def make_handlers():
+    return Handlers(RateLimit(1e9, 1 << 30), Quota(1, 1), None, body_seconds=1)
+
+
+def test_an_address_has_one_thread_and_others_do_not_wait_for_it():
+    asyncio.run(crowd())
+
+
+async def crowd():
+    handlers, begun, going_on = make_handlers(), [], threading.Event()
+
+    def judge(number):
+        begun.append(number)
+        going_on.wait(60)
+
+    waiting = [asyncio.create_task(handlers.judge(address, judge, 1)) for address in (CROWD, CROWD, NEIGHBOUR)]
+    await until(lambda: begun)
+    assert await handlers.judge(OTHER, lambda: "judged") == "judged"
+    assert await handlers.work(lambda: "worked") == "worked"
+    assert begun == [1]
+    going_on.set()
+    await asyncio.gather(*waiting)
+    assert begun == [1, 1, 1]
+    del waiting
+    await until(lambda: not handlers._turns)  # nothing is kept of an address that rests no longer
+
+
+async def until(condition):
+    for _ in range(60_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError
+
+
+def test_an_address_rests_for_twice_the_time_that_its_document_took_though_that_was_refused():
+    asyncio.run(rest())
+
+
+async def rest():
+    handlers, begins = make_handlers(), []
+
+    def judge():
+        begins.append(time.monotonic())
+        time.sleep(0.03)
+        raise ValueError
+
+    for _ in range(2):
+        with suppress(ValueError):
+            await handlers.judge(CROWD, judge)
+    assert begins[1] - begins[0] >= 0.09
