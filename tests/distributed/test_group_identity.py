@@ -25,12 +25,12 @@ KEY = Key.from_bytes(bytes(range(32)))
 RUN = "TORCHELASTIC_RUN_ID"
 
 
-# Whoever wires the ranks chooses which processes form a group, and which of them each rank takes for which.
+# An attacker who wires the ranks chooses which processes form a group, and which of them each rank takes for which.
 
 
 @dataclass(frozen=True)
 class Group:
-    """What ranks mean to form."""
+    """The group that ranks are about to form."""
 
     run: str
     default: GroupSession | None
@@ -271,7 +271,7 @@ def alone():
 
 @pytest.fixture
 def made(monkeypatch):
-    """What each session was made of, from now on: ranks, name, run, and the session that it is derived from."""
+    """The parts of each session, from now on: ranks, name, run, and the session that it is derived from."""
     made = []
     monkeypatch.setattr(
         _link, "GroupSession", lambda key, randoms, *rest: made.append(rest) or GroupSession(key, randoms, *rest)

@@ -49,6 +49,7 @@ OWN = {
     "attest/_broker/ledger.py": "the owner's database",
     "attest/_draft.py": "policies, which their owner writes",
     "attest/_formats/toml.py": "a policy, which its owner writes",
+    "tour/_ledger.py": "the database of one's own desk",
     "tour/nvflare.py": "the site's own resources",
 }
 """Files, and functions, whose parsers read no document of a stranger, and why."""
