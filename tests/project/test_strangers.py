@@ -48,6 +48,7 @@ OWN = {
     "_transfer/foreign_code.py": "a model's own description, beside code that is run",
     "attest/_broker/ledger.py": "the owner's database",
     "attest/_draft.py": "policies, which their owner writes",
+    "attest/_fetch/collateral.py:_issued_at": "what was kept in a folder of one's own, by the parsers of the rest",
     "attest/_formats/toml.py": "a policy, which its owner writes",
     "tour/_ledger.py": "the database of one's own desk",
     "tour/nvflare.py": "the site's own resources",
