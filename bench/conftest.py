@@ -12,7 +12,7 @@ from fastrack import Channel, Key, seal
 
 MIB = 1 << 20
 
-collect_ignore = ["bench_kv.py", "bench_vllm.py"]  # scripts, which take LMCache and vLLM
+collect_ignore = ["bench_kv.py", "bench_strangers.py", "bench_vllm.py"]  # scripts, which take more than the others
 
 
 def import_private(*names):
