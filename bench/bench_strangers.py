@@ -25,11 +25,7 @@ from fastrack.attest._offer import OFFER_LIMIT
 from fastrack.grants import Identity
 
 CROWD, OTHER = "127.0.0.2", "127.0.0.3"
-CONNECTIONS, DOCUMENTS, SECONDS = (
-    4,
-    30,
-    15,
-)  # of the flood; an address gets 30 challenges at once, and then one a second
+CONNECTIONS, DOCUMENTS, SECONDS = 4, 30, 15  # of the flood: an address gets 30 challenges at once, then one a second
 SERVE = f"""
 import sys
 from pathlib import Path
