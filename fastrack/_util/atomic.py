@@ -81,6 +81,7 @@ def new_file(
     path = _resolve(path, overwrite=overwrite)
     kept = _mode_to_keep(path)
     require_replaceable(path, succeeds)
+    is_named = False
     try:
         with _errors_of(path):
             descriptor, temporary = _create(path.parent, mode if kept is None else mode & 0o600)
@@ -94,8 +95,9 @@ def new_file(
                     os.fchmod(descriptor, kept)
                 os.fsync(descriptor)
                 if temporary is None:
-                    temporary = _give_name(descriptor, path, overwrite=overwrite)
-            if temporary is not None:
+                    temporary = _temporary_name(path.parent)  # ahead, so that an interrupted link leaves no file
+                    is_named = _give_name(descriptor, path, temporary, overwrite=overwrite)
+            if not is_named:
                 if overwrite:  # another process may have written a key there since the first check
                     require_replaceable(path, succeeds)
                 _rename(temporary, path, overwrite=overwrite)
@@ -305,17 +307,16 @@ def _temporary_name(directory: Path) -> Path:
     return directory / f".fastrack-{secrets.token_hex(8)}.part"
 
 
-def _give_name(descriptor: int, path: Path, *, overwrite: bool) -> Path | None:
-    """Link an unnamed file to `path`, or to a temporary path if `path` exists. Return the temporary path or None."""
+def _give_name(descriptor: int, path: Path, temporary: Path, *, overwrite: bool) -> bool:
+    """Link an unnamed file to `path`, or to a temporary path if `path` exists. Return whether it was not there."""
     try:
         _link(descriptor, path)
     except FileExistsError:
         if not overwrite:
             raise _exists(path) from None
-        temporary = _temporary_name(path.parent)
         _link(descriptor, temporary)
-        return temporary
-    return None
+        return False
+    return True
 
 
 def _link(descriptor: int, path: Path) -> None:

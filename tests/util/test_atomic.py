@@ -157,6 +157,23 @@ def test_nothing_is_left_of_a_file_whose_process_is_killed(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("old", [None, b"old"])
+def test_nothing_is_left_of_a_file_whose_naming_is_interrupted(tmp_path, monkeypatch, old):
+    path = tmp_path / "file"
+    if old is not None:
+        path.write_bytes(old)
+    link = os.link
+
+    def interrupted(*args, **options):
+        link(*args, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "link", interrupted)
+    with pytest.raises(KeyboardInterrupt), new_file(path) as file:
+        file.write(b"new")
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {"file": old or b"new"}
+
+
 @pytest.mark.usefixtures("system")
 @each("early", [True, False])
 @each("kind", ["file", "link"])
