@@ -6,7 +6,6 @@ import contextlib
 import contextvars
 import os
 import secrets
-import shutil
 import stat
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 
 from fastrack._protect.refusals import ADVICE
 from fastrack._protect.sealing import open_sealed
+from fastrack._util.fork import remove_own
 from fastrack._util.public import public
 from fastrack._util.rights import require_own
 from fastrack._util.trial import current, trying
@@ -28,7 +28,7 @@ _TEXT = {"", *(f".{each}" for each in _SUFFIXES.split())}
 _SENTENCE_PIECE = b"\n"  # how the only binary format of tokenizers begins, which is no pickle, zip or .npy
 _MOST_KEPT = 64 << 20  # bytes of a text that is put back
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
-_SEEN = frozenset({"open", "os.remove", "os.rename", "os.truncate"})
+_SEEN = frozenset({"open", "os.link", "os.remove", "os.rename", "os.truncate"})
 _CAREFUL = {"fastrack", "tempfile"}  # whose files are sealed, or get their name afterwards
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a new folder of mode 0700, under a random name
 
@@ -87,7 +87,7 @@ def rehearse(save: Callable[[str], object], *roots: Any) -> None:
     """Rehearse a save, and put the attributes of `roots` back as well."""
     from fastrack._protect.unchanged import unchanged  # deferred, as torch is
 
-    folder = _make_folder()
+    folder, process = _make_folder(), os.getpid()
     watch = _Watch(folder)
     try:
         with unchanged(*roots), trying(folder), watch.on():
@@ -96,8 +96,9 @@ def rehearse(save: Callable[[str], object], *roots: Any) -> None:
         watch.judge()
         plain = sorted({path for of_process in _together(watch.plain) for path in of_process})
     finally:
-        shutil.rmtree(folder, ignore_errors=True)  # another process of this machine may remove it too
-        watch.put_back()  # last, as it may raise
+        if os.getpid() == process:  # and no child that was forked in the save: the parent may still write
+            remove_own(folder, process)  # another process of this machine may remove it too
+            watch.put_back()  # last, as it may raise
     if plain:
         raise _refusal(plain[0], f"expected sealed files and text alone, got {len(plain)} in plain. {ADVICE}")
 
@@ -123,11 +124,16 @@ class _Watch:
             self.is_on = False  # for tasks that began in the save, too
             _watch.reset(token)
 
-    def see_opened(self, path: Any, flags: Any, caller: str) -> None:
+    def see_opened(self, path: Any, mode: Any, flags: Any, caller: str) -> None:
         """Refuse to open a file for writing that would not be looked at, before a byte is in it."""
         if not isinstance(path, str | bytes | os.PathLike) or not isinstance(flags, int) or not flags & _WRITES:
             return
-        name = os.path.realpath(os.fsdecode(path))
+        name = os.fsdecode(path)
+        # Of `os.open`, which has no mode, Python does not tell `dir_fd`: a file of each open folder may be meant.
+        for folder in ["", *([] if mode is not None or Path(name).is_absolute() else _open_folders())]:
+            self._see_written(os.path.realpath(Path(folder, name)), flags, caller)
+
+    def _see_written(self, name: str, flags: int, caller: str) -> None:
         if name.startswith(self._inside) or _is_device(name):
             return
         self._opened.add(name)
@@ -151,11 +157,10 @@ class _Watch:
         if name in self._opened or name.startswith(self._inside):
             self._judge(name, _is_text)
 
-    def see_moved(self, source: Any, target: Any, from_folder: Any, to_folder: Any) -> None:
+    def see_named(self, path: Any, folder: Any) -> None:
         """Look at the end at a file of another name, by which it leaves the given folder."""
-        self.see_changed(source, from_folder)
-        self.see_changed(target, to_folder)
-        name = _full(target, to_folder)
+        self.see_changed(path, folder)
+        name = _full(path, folder)
         if not name.startswith(self._inside):
             self._opened.add(name)
 
@@ -244,6 +249,11 @@ def _is_text(path: Path) -> bool:
         return False
 
 
+def _open_folders() -> list[str]:
+    """Return the folders that this process has open."""
+    return [str(each) for each in Path("/proc/self/fd").iterdir() if each.is_dir()]
+
+
 def _full(path: Any, folder: Any) -> str:
     """Return the path that a function of `os` means, with the descriptor of a folder that it is relative to, or -1."""
     if isinstance(path, int):
@@ -283,11 +293,14 @@ def _see(
     if caller == "importlib":  # which keeps the code of modules that the save is the first to import
         return
     if event == "open":
-        watch.see_opened(arguments[0], arguments[2], caller)
+        watch.see_opened(*arguments, caller)
     elif event == "os.remove":
         watch.see_removed(*arguments)
-    elif event == "os.rename":
-        watch.see_moved(*arguments)
+    elif event in {"os.rename", "os.link"}:
+        source, target, from_folder, to_folder = arguments
+        if event == "os.rename":
+            watch.see_changed(source, from_folder)
+        watch.see_named(target, to_folder)
     else:
         watch.see_changed(arguments[0])
 

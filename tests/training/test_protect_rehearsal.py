@@ -315,6 +315,59 @@ def test_random_states_and_optimizers_are_as_before():
         fastrack.rehearse_save(lambda folder: optimizer.step())
 
 
+@pytest.mark.parametrize("content", [b'{"other": 2}', b"\xff" * 64], ids=["text", "random"])
+def test_a_file_that_is_named_by_an_open_folder_is_looked_at_and_put_back(tmp_path, content):
+    (tmp_path / "before.json").write_text('{"mine": 1}')
+
+    def save(folder):
+        save_well(folder)
+        above = os.open(tmp_path, os.O_RDONLY)
+        for name in ("before.json", "new.json"):
+            file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=above)
+            os.write(file, content)
+            os.close(file)
+        os.close(above)
+
+    if content.startswith(b"{"):
+        fastrack.rehearse_save(save)
+    else:
+        assert refused(save).startswith(str(tmp_path))
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("before.json", '{"mine": 1}')]
+
+
+def test_a_file_that_gets_a_second_name_elsewhere_is_looked_at(tmp_path):
+    (tmp_path / "random").write_bytes(b"\xff" * 64)
+
+    def link(folder):
+        save_well(folder)
+        os.link(tmp_path / "random", tmp_path / "kept.json")
+
+    assert refused(link) == str(tmp_path / "kept.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["random"]
+
+
+def test_a_forked_child_that_leaves_the_rehearsal_leaves_it_to_its_parent(tmp_path):
+    (tmp_path / "log.txt").write_text("before")
+
+    def save(folder):
+        (tmp_path / "log.txt").write_text("in the save")
+        child = os.fork()
+        if child == 0:
+            is_child.append(True)
+            return
+        assert os.waitpid(child, 0)[1] == 0
+        assert (tmp_path / "log.txt").read_text() == "in the save"
+        save_well(folder)
+
+    is_child = []
+    try:
+        fastrack.rehearse_save(save)
+    finally:
+        if is_child:
+            os._exit(0)
+    assert (tmp_path / "log.txt").read_text() == "before"
+
+
 def test_attributes_of_callbacks_are_put_back_in_place():
     from fastrack._protect.rehearsal import rehearse
 
