@@ -83,7 +83,7 @@ def write_folder(
     place, owner, chosen = locate_local(target), sealing_key(key), plain_names(plain)
     with new_folder(place) as folder, _private_folder() as path:
         draft = _Draft(path, folder, owner)
-        replaced.install_saver(_save_in_draft)
+        replaced.add("serialize_file", _save_in_draft)
         _drafts[str(path)] = draft
         try:
             yield str(path)
@@ -160,9 +160,10 @@ def _beginning(path: Path) -> bytes:
         return file.read(_LONGEST_STUB)
 
 
-def _save_in_draft(path: str, tensors: Any, metadata: Any) -> bool:
-    for root, draft in tuple(_drafts.items()):
-        if path.startswith(f"{root}/"):
-            draft.write(path, describe(tensors), dict(metadata or {}))
-            return True
-    return False
+def _save_in_draft(tensors: Any, filename: Any, metadata: Any = None) -> Any:
+    if _drafts:
+        path = os.path.realpath(os.fsdecode(filename))
+        for root, draft in tuple(_drafts.items()):
+            if path.startswith(f"{root}/"):
+                return draft.write(path, describe(tensors), dict(metadata or {}))
+    return NotImplemented

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from fastrack._util.replacing import replace
+from fastrack._util.replacing import note
 
 Prepare = Callable[[ModuleType], None]
 
@@ -20,7 +22,9 @@ def when_imported(table: Mapping[str, Prepare]) -> None:
     for name, prepare in table.items():
         if name in sys.modules:
             prepare(sys.modules[name])
-    replace(sys, "meta_path", [_Finder(table), *sys.meta_path])
+    finder = _Finder(table)
+    sys.meta_path.insert(0, finder)
+    note(finder.end)
 
 
 class _Finder(MetaPathFinder):
@@ -28,7 +32,14 @@ class _Finder(MetaPathFinder):
 
     def __init__(self, table: Mapping[str, Prepare]) -> None:
         self._table = table
+        self._context = copy_context()  # of the call, which takes back what is replaced in other threads, too
         self._inside: set[tuple[str, int]] = set()  # modules that are being found, and the threads that do
+
+    def end(self) -> None:
+        """Prepare no more modules."""
+        self._table = {}
+        with contextlib.suppress(ValueError):
+            sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         here = name, threading.get_ident()
@@ -45,7 +56,9 @@ class _Finder(MetaPathFinder):
 
         def execute_and_prepare(module: ModuleType) -> None:
             execute(module)
-            self._table[name](module)
+            prepare = self._table.get(name)  # none any more, if the call has failed meanwhile
+            if prepare is not None:
+                self._context.copy().run(prepare, module)
 
         loader.exec_module = execute_and_prepare  # type: ignore[method-assign]
         return spec

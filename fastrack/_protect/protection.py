@@ -80,8 +80,7 @@ def protect_checkpoints(key: KeyLike | None = None, *, keys: KeySource | None = 
         protection = Protection(owner, KeyRing(owner if keys is None else [owner, keys]))
         canary.require_covered()
         canary.import_all()
-        mark = replacing.mark()
-        try:
+        with replacing.all_or_nothing():
             with canary.naming_what_is_missing():
                 torch_files.install(protection)
                 safetensors_files.install(protection)
@@ -90,9 +89,6 @@ def protect_checkpoints(key: KeyLike | None = None, *, keys: KeySource | None = 
                 trainers.install()
                 _protect_spawned(key, keys)
             canary.sing()
-        except BaseException:
-            replacing.restore(mark)
-            raise
         replacing.replace(sys.modules[__name__], "_active", protection)
 
 

@@ -17,29 +17,27 @@ from fastrack._tensors.arrays import Bytes
 from fastrack._transfer import replaced
 from fastrack._transfer.safe_open import safe_open
 from fastrack._util.locations import locate
-from fastrack._util.replacing import find_holder, replace_all_everywhere
+from fastrack._util.replacing import find_holder
 from fastrack.errors import FastrackError, FormatError
 
 
 def install(protection: Protection) -> None:
-    """Replace the four functions that all modules of safetensors call."""
+    """Add handlers to the four functions that all modules of safetensors call."""
     import safetensors
 
-    deserialize: Any = safetensors.deserialize
-    write_plain: Any = safetensors.serialize_file
-    for writer in (write_plain, safetensors.serialize):
-        holder = find_holder(writer)
+    for name in ("serialize_file", "serialize"):
+        writer = getattr(safetensors, name)
+        holder = find_holder(getattr(writer, "fastrack_original", writer))
         if holder is not None:
             raise FastrackError(
-                f"protect_checkpoints: expected safetensors' {writer.__name__} in modules alone, got it in a {holder} "
+                f"protect_checkpoints: expected safetensors' {name} in modules alone, got it in a {holder} "
                 "too, which would write in plain. Protect before that is made"
             )
 
-    def seal_file(tensors: Any, filename: Any, metadata: Any = None) -> None:
+    def seal_file(tensors: Any, filename: Any, metadata: Any = None) -> Any:
         if not tensors:  # and so nothing that would mark the file as sealed
-            write_plain(tensors, filename, metadata)
-            return
-        seal_tensors(protection, describe(tensors), locate(filename), dict(metadata or {}))
+            return NotImplemented
+        return seal_tensors(protection, describe(tensors), locate(filename), dict(metadata or {}))
 
     def seal_bytes(tensors: Any, metadata: Any = None) -> bytes:
         out = io.BytesIO()
@@ -48,19 +46,20 @@ def install(protection: Protection) -> None:
 
     def open_bytes(content: Any) -> Any:
         sealed = read_sealed(io.BytesIO(content))
-        return deserialize(content) if sealed is None else _open_all(protection, sealed)
+        return NotImplemented if sealed is None else _open_all(protection, sealed)
 
-    def open_file(path: Any, framework: Any, device: Any) -> Any:
-        sealed = open_sealed(path)
+    def open_file(filename: Any, framework: Any = "pt", device: Any = "cpu", **_: Any) -> Any:
+        sealed = open_sealed(filename)
         if sealed is None or sealed.kind != "tensor":
-            return None
+            return NotImplemented
         if is_stream(sealed):
             raise FormatError(f"{sealed.path}: expected tensors, got what torch.save wrote. Open it with torch.load")
         return safe_open(sealed.path, framework, device, keys=protection.ring)
 
-    replace_all_everywhere([(write_plain, seal_file), (safetensors.serialize, seal_bytes), (deserialize, open_bytes)])
-    replaced.install()
-    replaced.add_opener(open_file)
+    replaced.add("serialize_file", seal_file, last=True)
+    replaced.add("serialize", seal_bytes, last=True)
+    replaced.add("deserialize", open_bytes, last=True)
+    replaced.add("safe_open", open_file, last=True)
 
 
 def describe(tensors: Any) -> dict[str, PlainTensor]:

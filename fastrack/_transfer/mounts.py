@@ -134,9 +134,8 @@ class Mount:
         except BaseException:
             self._end()
             raise
-        replaced.install()
-        replaced.add_opener(_open_mounted)
-        replaced.install_saver(_refuse_mounted)
+        replaced.add("safe_open", _open_mounted)
+        replaced.add("serialize_file", _refuse_mounted)
         _mounts[str(self.path)] = self
 
     def _fill(self, code: bool, hidden: set[str]) -> None:
@@ -280,26 +279,27 @@ class MountedFile:
         self._file.close()
 
 
-def _open_mounted(path: Any, framework: Any, device: Any) -> MountedFile | None:
-    """Open a file of a mounted folder; return None for all others."""
-    if not _mounts or not isinstance(path, (str, os.PathLike)):
-        return None
-    found = os.path.realpath(os.fspath(path))
-    mount = _mount_of(found)
-    return None if mount is None else mount.open(found[len(f"{mount.path}/") :], framework, device)
+def _open_mounted(filename: Any, framework: Any = "pt", device: Any = "cpu", **_: Any) -> Any:
+    """Open a file of a mounted folder, and no other."""
+    mount, found = _find_mount(filename)
+    opened = None if mount is None else mount.open(found[len(f"{mount.path}/") :], framework, device)
+    return NotImplemented if opened is None else opened
 
 
-def _refuse_mounted(path: str, _tensors: object, _metadata: object) -> bool:
-    """Refuse to write a file into a mounted folder; return False for all others."""
-    mount = _mount_of(path)
+def _refuse_mounted(_tensors: Any, filename: Any, *_: Any, **__: Any) -> Any:
+    """Refuse to write a file into a mounted folder, and no other."""
+    mount, found = _find_mount(filename)
     if mount is not None:
-        mount.refuse_save(path)
-    return False
+        mount.refuse_save(found)
+    return NotImplemented
 
 
-def _mount_of(path: str) -> Mount | None:
-    """Return the mounted folder that a path without links leads into."""
-    return next((mount for root, mount in tuple(_mounts.items()) if path.startswith(f"{root}/")), None)
+def _find_mount(path: Any) -> tuple[Mount | None, str]:
+    """Return the mounted folder that a path leads into, and the path without links."""
+    if not _mounts or not isinstance(path, (str, bytes, os.PathLike)):
+        return None, ""
+    found = os.path.realpath(os.fsdecode(path))
+    return next((mount for root, mount in tuple(_mounts.items()) if found.startswith(f"{root}/")), None), found
 
 
 def _make_read_only(folder: Path) -> None:

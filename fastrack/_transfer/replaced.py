@@ -1,89 +1,65 @@
-"""Functions of safetensors, replaced for the process.
+"""Functions of safetensors, each replaced once for the process: they ask handlers, and then do what they ever did.
 
-Its `safe_open` opens sealed files where an opener says so, and its `serialize_file` leaves files to savers.
+The replacement is the same for all threads and for good, and handlers decide by the path or the content of a call: no
+block, and no call that fails, changes what another thread sees.
 """
 
 from __future__ import annotations
 
-import os
-import sys
+import functools
 import threading
 from collections.abc import Callable
+from contextvars import Context
 from typing import Any
 
 from fastrack._util.fork import after_fork
-from fastrack._util.replacing import replace, replace_everywhere
+from fastrack._util.replacing import note, replace_everywhere
 
-Opener = Callable[[Any, Any, Any], Any]
-"""Return an open file for (path, framework, device), or None if the original shall open it."""
-Saver = Callable[[str, Any, Any], bool]
-"""Take a file to write: (path without links, tensors, metadata). Return False if the original shall write it."""
+Handler = Callable[..., Any]
+"""Do what the function is called for, or return NotImplemented and leave it to the next handler."""
 
-_openers: tuple[Opener, ...] = ()
-_savers: tuple[Saver, ...] = ()
+_handlers: dict[str, tuple[Handler, ...]] = {}  # by the names of the functions
 _lock = threading.Lock()
 
 
-def install() -> None:
-    """Replace ``safetensors.safe_open`` wherever it is held. A further call does nothing.
+def add(name: str, handler: Handler, *, last: bool = False) -> None:
+    """Ask `handler` about each call of a function first, or, with `last`, when all others have left the call.
 
-    The class is the same for all threads and decides by the path: no block of one thread changes what another sees.
+    Those of a folder come first, whenever they are added, and those of a protected process last. Adding one again does
+    nothing. If the function was replaced by others since, it is replaced once more.
     """
     import safetensors
 
     with _lock:
-        if not hasattr(safetensors.safe_open, "fastrack_original"):
-            replace_everywhere(safetensors.safe_open, _replacement(safetensors.safe_open))
+        found = getattr(safetensors, name)
+        if not hasattr(found, "fastrack_original"):
+            # In a context of its own: a call that fails takes back its handler, and not what others' handlers need.
+            Context().run(replace_everywhere, found, _asking(name, found))
+        held = _handlers.get(name, ())
+        if handler not in held:
+            _handlers[name] = (*held, handler) if last else (handler, *held)
+            note(functools.partial(remove, name, handler))
 
 
-def add_opener(opener: Opener) -> None:
-    """Ask `opener` about each file first, before those that were added earlier. Adding it again does nothing."""
+def remove(name: str, handler: Handler) -> None:
+    """Ask `handler` no more."""
     with _lock:
-        if opener not in _openers:
-            replace(sys.modules[__name__], "_openers", (opener, *_openers))
+        _handlers[name] = tuple(each for each in _handlers[name] if each != handler)
 
 
-def remove_opener(opener: Opener) -> None:
-    """Ask `opener` no more."""
-    with _lock:
-        replace(sys.modules[__name__], "_openers", tuple(each for each in _openers if each != opener))
+def _asking(name: str, original: Any) -> Any:
+    def ask(*args: Any, **options: Any) -> Any:
+        for handler in _handlers.get(name, ()):
+            result = handler(*args, **options)
+            if result is not NotImplemented:
+                return result
+        return original(*args, **options)
 
-
-def install_saver(saver: Saver) -> None:
-    """Ask `saver` before ``safetensors.serialize_file`` writes, once more if that was replaced since by others."""
-    import safetensors
-
-    with _lock:
-        if not hasattr(safetensors.serialize_file, "fastrack_original"):
-            replace_everywhere(safetensors.serialize_file, _saving(safetensors.serialize_file))
-        if saver not in _savers:
-            replace(sys.modules[__name__], "_savers", (saver, *_savers))
-
-
-def _saving(original: Any) -> Any:
-    def serialize_file(tensors: Any, filename: Any, metadata: Any = None) -> Any:
-        found = os.path.realpath(os.fsdecode(filename))
-        was_taken = any(saver(found, tensors, metadata) for saver in _savers)
-        return None if was_taken else original(tensors, filename, metadata)
-
-    serialize_file.fastrack_original = original  # type: ignore[attr-defined]
-    return serialize_file
-
-
-def _replacement(original: Any) -> type:
-    class safe_open:  # noqa: N801 - the name that safetensors gave it
-        """``safetensors.safe_open``, which opens sealed files too."""
-
-        fastrack_original = original
-
-        def __new__(cls, filename: Any, framework: Any = "pt", device: Any = "cpu", **options: Any) -> Any:
-            for opener in _openers:
-                opened = opener(filename, framework, device)
-                if opened is not None:
-                    return opened
-            return original(filename, framework, device, **options)
-
-    return safe_open
+    if not isinstance(original, type):
+        ask.__name__, ask.fastrack_original = name, original  # type: ignore[attr-defined]
+        return ask
+    members = {"__new__": lambda _, *args, **options: ask(*args, **options), "fastrack_original": original}
+    return type(name, (), {**members, "__doc__": f"``safetensors.{name}``, which opens sealed files too."})
 
 
 def _renew_lock() -> None:

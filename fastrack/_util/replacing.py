@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
-_replaced: list[tuple[Any, str, Any]] = []  # owner, name and what it held, in the order of the replacements
+Step = Callable[[], object]
+
+_steps: list[tuple[Step, object]] = []  # what takes back each replacement, in their order, and whose it is
+_call: ContextVar[object] = ContextVar("fastrack_replacing", default=None)
 _ABSENT = object()
+
+
+@contextlib.contextmanager
+def all_or_nothing() -> Iterator[None]:
+    """Take back what was replaced in the block, and nothing that other threads have replaced, if the block fails."""
+    own = object()
+    token = _call.set(own)
+    try:
+        yield
+    except BaseException:
+        for each in [each for each in reversed(_steps) if each[1] is own]:
+            _steps.remove(each)
+            each[0]()
+        raise
+    finally:
+        _call.reset(token)
+
+
+def note(step: Step) -> None:
+    """Note what takes back a change that was made beside `replace`."""
+    _steps.append((step, _call.get()))
 
 
 def replace(owner: Any, name: str, new: Any) -> Any:
@@ -18,9 +44,18 @@ def replace(owner: Any, name: str, new: Any) -> Any:
     A class that inherits the attribute gets its own, so that its bases keep theirs.
     """
     old = getattr(owner, name)
-    _replaced.append((owner, name, vars(owner).get(name, _ABSENT)))
+    note(functools.partial(_put_back, owner, name, new, vars(owner).get(name, _ABSENT)))
     setattr(owner, name, new)
     return old
+
+
+def _put_back(owner: Any, name: str, new: Any, old: Any) -> None:
+    if vars(owner).get(name) is not new:
+        return  # others have replaced it since
+    if old is _ABSENT:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, old)
 
 
 def replace_everywhere(old: Any, new: Any) -> int:
@@ -52,19 +87,14 @@ def find_holder(old: Any) -> str | None:
 
 
 def mark() -> int:
-    """Return how many attributes are replaced, for `restore`."""
-    return len(_replaced)
+    """Return how many changes there are, for `restore`."""
+    return len(_steps)
 
 
 def restore(until: int = 0) -> None:
-    """Put everything back, the last replacement first, until so many are left.
+    """Take back all changes, the last one first, until so many are left: for tests, as protection is for good.
 
-    For tests, and for what fails half-way: protection is for good. Modules that were imported meanwhile
-    keep what they copied.
+    Modules that were imported meanwhile keep what they copied.
     """
-    while len(_replaced) > until:
-        owner, name, old = _replaced.pop()
-        if old is _ABSENT:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, old)
+    while len(_steps) > until:
+        _steps.pop()[0]()

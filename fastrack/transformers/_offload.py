@@ -56,18 +56,17 @@ def taking_changed(folder: str | os.PathLike[str] | None) -> Iterator[Changed | 
     with tempfile.TemporaryDirectory(prefix="fastrack-", dir=folder) as own:
         path = str(Path(own).resolve())
         _taken[path] = Changed(path, Vault(folder))
-        replaced.install_saver(_save)
+        replaced.add("serialize_file", _save)
         try:
             yield _taken[path]
         finally:
             del _taken[path]
 
 
-def _save(path: str, tensors: Any, _metadata: object) -> bool:
+def _save(tensors: Any, filename: Any, *_: Any, **__: Any) -> Any:
+    path = os.path.realpath(os.fsdecode(filename)) if _taken else ""
     changed = _taken.get(str(Path(path).parent))
-    if changed is not None:
-        changed.put(path, tensors)
-    return changed is not None
+    return NotImplemented if changed is None else changed.put(path, tensors)
 
 
 def attach(model: Any, mount: Mount, keys: KeyRing, changed: Changed | None) -> None:

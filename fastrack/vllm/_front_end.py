@@ -10,12 +10,12 @@ from typing import Any
 from fastrack._keys.keyring import KeyRing
 from fastrack._sets.folder import load_folder
 from fastrack._transfer.mounts import Mount
+from fastrack._util.replacing import replace
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 from fastrack.vllm._folders import authenticate, digest_of
 
 FORMAT = "fastrack"
-_MARK = "_fastrack_original"
 _GIVEN, _FOUND = {"anchor", "keys"}, {"copy", "file", "files", "folder"}
 _mounts: list[Mount] = []  # as long as this process, as vLLM reads tokenizers late
 
@@ -31,8 +31,8 @@ def install() -> None:
     # call `create_model_config` alone.
     originals = {method: getattr(EngineArgs, method) for method in ("create_engine_config", "create_model_config")}
     for method, original in originals.items():
-        if not hasattr(original, _MARK):
-            setattr(EngineArgs, method, _with_copy(original))
+        if not hasattr(original, "fastrack_original"):
+            replace(EngineArgs, method, _with_copy(original))
     known = getattr(model_loader, "_LOAD_FORMAT_TO_MODEL_LOADER", {})
     if known.get(FORMAT) is not SealedModelLoader:
         model_loader.register_model_loader(FORMAT)(SealedModelLoader)
@@ -45,7 +45,7 @@ def _with_copy(original: Any) -> Any:
             use_copy(self)
         return original(self, *args, **kwargs)
 
-    setattr(create, _MARK, original)
+    create.fastrack_original = original  # type: ignore[attr-defined]
     return create
 
 

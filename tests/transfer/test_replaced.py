@@ -20,34 +20,31 @@ def plain(tmp_path):
 def test_an_opener_takes_its_paths_and_the_original_all_others(plain):
     asked = []
 
-    def opener(path, framework, device):
+    def opener(path, framework, device="cpu", **_):
         asked.append((str(path), framework, device))
-        return "opened" if path == "mine" else None
+        return "opened" if path == "mine" else NotImplemented
 
     original = safetensors.safe_open
-    replaced.install()
-    replaced.add_opener(opener)
+    replaced.add("safe_open", opener)
     try:
         assert safetensors.numpy.safe_open("mine", framework="np") == "opened"
         assert safetensors.numpy.load_file(plain)["x"].tolist() == [0, 1, 2]
         assert asked == [("mine", "np", "cpu"), (str(plain), "np", "cpu")]
     finally:
-        replaced.remove_opener(opener)
+        replaced.remove("safe_open", opener)
     restore()
     assert safetensors.safe_open is original
     assert safetensors.numpy.safe_open is original
 
 
-def test_it_is_replaced_once_and_the_last_opener_is_asked_first(plain):
-    replaced.install()
+def test_it_is_replaced_once_and_the_last_handler_is_asked_first_but_for_those_of_all_files(plain):
+    handlers = [lambda *_, name=name: name for name in "abc"]
+    replaced.add("safe_open", handlers[0])
     first = safetensors.safe_open
-    replaced.install()
+    for handler in (*handlers[1:], *handlers):
+        replaced.add("safe_open", handler, last=handler is handlers[2])
     assert safetensors.safe_open is first
-    openers = [lambda *_, name=name: name for name in "ab"]
-    try:
-        for opener in (*openers, *openers):
-            replaced.add_opener(opener)
-        assert safetensors.safe_open(plain) == "b"
-    finally:
-        for opener in openers:
-            replaced.remove_opener(opener)
+    for name, handler in zip("bac", (handlers[1], handlers[0], handlers[2]), strict=True):
+        assert safetensors.safe_open(plain) == name
+        replaced.remove("safe_open", handler)
+    assert safetensors.numpy.load_file(plain)["x"].tolist() == [0, 1, 2]
