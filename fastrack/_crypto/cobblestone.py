@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from typing import Final, NoReturn, Self
 
 from fastrack.errors import ClosedError, FormatError
@@ -37,11 +36,14 @@ class MessageKey:
     not copied. `commitment` is the 32 bytes in the header of the message, empty in raw mode.
     """
 
-    __slots__ = ("_material", "_wiped", "commitment")
+    # A slot: a wiped key is deleted without code in Python, in which what a signal's handler raises would be lost.
+    __slots__ = ("__del__", "_material", "_wiped", "commitment")
 
     commitment: bytes
+    __del__: Callable[[], object]
 
     def __init__(self, material: bytearray, commitment: bytes = b"") -> None:
+        self.__del__ = partial(_overwrite, material)
         self._material = material
         self._wiped = False
         self.commitment = commitment
@@ -86,11 +88,8 @@ class MessageKey:
     def wipe(self) -> None:
         """Overwrite the secrets with zeros, in place; every view of them then holds zeros."""
         self._wiped = True
-        self._material[:] = bytes(len(self._material))
-
-    def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # `__init__` may have raised before this attribute was set
-            self.wipe()
+        _overwrite(self._material)
+        self.__del__ = bool  # nothing
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a message key cannot be pickled: send the message and derive it there again")
@@ -98,6 +97,10 @@ class MessageKey:
     def __repr__(self) -> str:
         state = "wiped" if self._wiped else f"{8 * (len(self._material) - NONCE_SIZE)}-bit"
         return f"<MessageKey {state}>"
+
+
+def _overwrite(material: bytearray) -> None:
+    material[:] = bytes(len(material))
 
 
 def chunk_nonce(base: Bytes, chunk: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -180,12 +181,13 @@ class JobTable:
 class VectorSchedule(KeySchedule):
     """A message key as round keys, powers of the hash key H and the base nonce, in aligned memory."""
 
-    _memory = np.empty(0, np.uint8)  # if `__init__` raises
+    __slots__ = ("__del__",)  # in C, as that of a wiped message key
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
         self.wiped = False
         self._memory = np.zeros(SCHEDULE_SIZE + _ALIGNMENT, np.uint8)
+        self.__del__ = functools.partial(self._memory.fill, 0)  # type: ignore[method-assign]
         start = address(self._memory)
         self.address = start + -start % _ALIGNMENT
 

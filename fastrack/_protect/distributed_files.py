@@ -126,6 +126,9 @@ def _renew(kind: Any) -> None:
 
 
 def _refuse_other_writers(kind: Any, own: type, saver: Any) -> None:
+    import torch.distributed as dist
+    from torch.distributed.checkpoint.api import CheckpointException
+
     save = saver._save_state_dict
     signature = inspect.signature(save)
     if "storage_writer" not in signature.parameters:
@@ -134,14 +137,23 @@ def _refuse_other_writers(kind: Any, own: type, saver: Any) -> None:
 
     @functools.wraps(save)
     def checked(*args: Any, **options: Any) -> Any:
-        writer = signature.bind(*args, **options).arguments["storage_writer"]
+        given = signature.bind(*args, **options).arguments
+        writer = given["storage_writer"]
         is_replaced = all(getattr(type(writer), name, None) is method for name, method in methods.items())
         if not isinstance(writer, own) and not is_replaced:
             raise refusal(
                 f"torch.distributed.checkpoint with a {type(writer).__name__}",
                 "Give it a FileSystemWriter, or a fastrack.distributed.CheckpointWriter",
             )
-        return save(*args, **options)
+        try:
+            return save(*args, **options)
+        except CheckpointException as error:
+            # Torch wraps Ctrl-C, and the SystemExit of a signal's handler, too, which programs would not see as such.
+            is_alone = given.get("no_dist", False) or not dist.is_initialized()
+            ended, _ = error.failures.get(0 if is_alone else dist.get_rank(given.get("process_group")), (error, None))
+            if isinstance(ended, Exception):
+                raise
+            raise ended from None
 
     replace_everywhere(save, checked)
 

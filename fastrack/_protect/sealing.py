@@ -46,54 +46,27 @@ class Protection:
 
 
 class Sink:
-    """File for a library to write to. It never raises: the error of a write waits for `settle`.
+    """File for torch to write to, which counts the bytes."""
 
-    Torch ends its archive in a destructor, after a failure as well, and an exception there would end the process.
-    """
-
-    def __init__(self, write: Callable[[Any], Any]) -> None:
+    def __init__(self, write: Callable[[Any], object]) -> None:
         self._write = write
-        self._error: BaseException | None = None
-        self._is_over = False
         self.size = 0
 
     def write(self, data: Any) -> int:
         size = memoryview(data).nbytes
-        if not self._is_over:
-            try:
-                self._write(data)
-            except BaseException as error:  # noqa: BLE001 - of KeyboardInterrupt, too
-                self._error, self._is_over = error, True
-            self.size += size
+        self._write(data)
+        self.size += size
         return size
 
     def flush(self) -> None:
         """Do nothing: each write is sealed as it comes."""
 
-    @contextlib.contextmanager
-    def settle(self) -> Iterator[Sink]:
-        """Write in the block, and raise what a write raised, in the place of what came of it."""
-        try:
-            yield self
-        except BaseException:
-            self._is_over = True
-            if self._error is None:
-                raise
-        self._is_over = True
-        if self._error is not None:
-            raise self._error
-
 
 def seal_stream(protection: Protection, run: Run, target: Any) -> None:
     """Seal what `run` writes into a new file, or into a file of the caller's. It runs twice, first to be counted."""
-    with Sink(lambda _: None).settle() as counted:
-        run(counted, False)
-
-    def push(out: Any) -> None:
-        with Sink(out.write).settle() as sink:
-            run(sink, True)
-
-    tensor = PlainTensor("U8", (counted.size,), _unread, push)
+    counted = Sink(lambda _: None)
+    run(counted, False)
+    tensor = PlainTensor("U8", (counted.size,), _unread, lambda out: run(Sink(out.write), True))
     sealed_to: Any = locate(target) if is_path(target) else _Whole(target)
     # Small streams keep their content in a rehearsal: in memory or on their way to another process they are read.
     keeping = counted.size <= SLAB and not is_path(target)
@@ -195,7 +168,8 @@ def _bytes_of(stream: Any, start: int, size: int) -> Bytes:
     if type(stream).__module__ == "fsspec.implementations.local":
         stream = stream.f
     if type(stream) is io.BytesIO:
-        return np.frombuffer(stream.getbuffer(), np.uint8)[start : start + size]
+        # Without a copy until the stream changes; of `getbuffer` an error that lives would keep the stream from that.
+        return np.frombuffer(stream.getvalue(), np.uint8)[start : start + size]
     if type(stream) in {io.FileIO, io.BufferedReader, io.BufferedRandom}:
         length = os.fstat(stream.fileno()).st_size
         if length >= start + size:
@@ -224,7 +198,9 @@ def open_stream(protection: Protection, file: SealedFile) -> Iterator[io.Buffere
     with file, _Stream(open_bytes(file[STREAM], protection.ring).detach(), SLAB >> 6) as stream:
         try:
             yield stream
-        except Exception:
+        except Exception as error:
+            if isinstance(error, SystemError):  # of C++, where an interrupt met the beginning or the end of a method
+                stream.error = stream.error or error.__cause__
             if stream.error is None:
                 raise
         if stream.error is not None:
@@ -234,7 +210,7 @@ def open_stream(protection: Protection, file: SealedFile) -> Iterator[io.Buffere
 class _Stream(io.BufferedReader):
     """File that remembers its first error: torch reads from C++, which raises another one in its place."""
 
-    error: Exception | None = None
+    error: BaseException | None = None
 
     def read(self, *args: Any) -> bytes:
         return self._remember(super().read, *args)  # type: ignore[no-any-return]
@@ -245,6 +221,6 @@ class _Stream(io.BufferedReader):
     def _remember(self, read: Callable[..., Any], *args: Any) -> Any:
         try:
             return read(*args)
-        except Exception as error:
+        except BaseException as error:
             self.error = self.error or error
             raise

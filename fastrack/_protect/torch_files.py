@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from fastrack._protect.archive import Archive
 from fastrack._protect.refusals import refusal, refuse
 from fastrack._protect.sealing import Protection, Sink, is_path, open_sealed, open_stream, read_sealed, seal_stream
 from fastrack._protect.tape import Tape
@@ -30,7 +31,7 @@ def install(protection: Protection) -> None:
     import torch
 
     files = torch.serialization
-    new_archive, opened = torch._C.PyTorchFileWriter, files._open_file_like
+    opened = files._open_file_like
 
     def open_file_like(source: Any, mode: str) -> Any:
         if "w" in mode:
@@ -41,13 +42,13 @@ def install(protection: Protection) -> None:
     saving = [name for name in dir(torch._C) if "save" in name.lower() and callable(getattr(torch._C, name))]
     replace_all_everywhere(
         [
-            (files._save, _sealing(protection, files, files._save, functools.partial(_archive, files, new_archive))),
+            (files._save, _sealing(protection, files, files._save, functools.partial(_archive, files))),
             (files._legacy_save, _sealing(protection, files, files._legacy_save, _legacy)),
             (files._open_zipfile_writer, lambda target: contextlib.nullcontext(_Target(target))),
             (opened, open_file_like),
             (torch.from_file, _reading_only(torch.from_file)),
             # What opens an archive itself: torch.package, torch.export and what packs compiled models.
-            (new_archive, refuse("torch._C.PyTorchFileWriter")),
+            (torch._C.PyTorchFileWriter, refuse("torch._C.PyTorchFileWriter")),
             *((getattr(torch._C, name), refuse(f"torch._C.{name}")) for name in saving),
         ]
     )
@@ -77,10 +78,10 @@ def _sealing(protection: Protection, files: Any, write: Any, wrap: Callable[...,
 
 
 def _archive(
-    files: Any, new_archive: Any, write: Any, obj: Any, args: tuple[Any, ...], options: dict[str, Any]
+    files: Any, write: Any, obj: Any, args: tuple[Any, ...], options: dict[str, Any]
 ) -> Callable[[Sink, bool], None]:
     def run(sink: Sink, checked: bool) -> None:
-        archive = new_archive(sink, checked and files.get_crc32_options(), files._get_storage_alignment())
+        archive = Archive(sink.write, checked and files.get_crc32_options(), files._get_storage_alignment())
         write(obj, archive, *args, **options)
         archive.write_end_of_file()
 

@@ -207,9 +207,7 @@ class MappedFile(_Present):
 
 _mapped: OrderedDict[weakref.ref[MappedFile], None] = OrderedDict()  # in the order of their mapping
 
-
-def _forget(reference: weakref.ref[MappedFile]) -> None:
-    _mapped.pop(reference, None)
+_forget = functools.partial(_mapped.pop, default=None)  # in C: what a signal's handler raises in Python here is lost
 
 
 def _unmap_one() -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
-from typing import Any
 
 import numpy as np
 
@@ -32,13 +32,9 @@ def map_file(descriptor: int, size: int, *, writable: bool = False) -> Bytes:
 class _Map:
     """An owned memory map. `mmap.mmap` always keeps a descriptor of its own before Python 3.13."""
 
-    __slots__ = ("__array_interface__", "_address", "_size", "_unmap")
+    # A slot, which holds a function in C: what a signal's handler raises in a `__del__` in Python is lost.
+    __slots__ = ("__array_interface__", "__del__")
 
     def __init__(self, address: int, size: int, writable: bool) -> None:
-        self._address = address
-        self._size = size
-        self._unmap: Any = _LIBC.munmap  # still bound while the interpreter shuts down
+        self.__del__ = functools.partial(_LIBC.munmap, address, size)
         self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, not writable)}
-
-    def __del__(self) -> None:
-        self._unmap(self._address, self._size)

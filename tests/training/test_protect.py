@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fastrack
-from fastrack._protect import canary, imports, refusals
+from fastrack._protect import canary, imports, refusals, sealing
 from fastrack._util.replacing import restore
 
 torch = pytest.importorskip("torch")
@@ -442,6 +442,31 @@ def test_spawned_processes_seal_by_the_same_key_file(tmp_path):
         restore()
         protect_again()
     require_sealed(tmp_path / "0.pt")
+
+
+def test_a_buffer_that_was_damaged_can_be_written_again_while_the_error_lives():
+    buffer = io.BytesIO()
+    torch.save(state(), buffer)
+    buffer.getbuffer()[-100] ^= 1
+    buffer.seek(0)
+    with pytest.raises(fastrack.AuthenticationError) as caught:
+        torch.load(buffer)
+    buffer.seek(0)
+    buffer.truncate()
+    torch.save({**state(), "more": torch.ones(3 * NEEDLE.size)}, buffer)
+    buffer.seek(0)
+    require_equal(torch.load(buffer))
+    assert caught.value.__traceback__ is not None
+
+
+def test_a_buffer_that_is_loaded_lazily_is_not_changed_by_later_writes():
+    content = safetensors_torch.save(tensors())
+    buffer = io.BytesIO(content)
+    sealed = sealing.read_sealed(buffer)
+    buffer.seek(0)
+    buffer.write(bytes(len(content)))
+    opened = fastrack.unseal(sealed["a"], KEY, framework="torch")
+    assert torch.equal(opened, tensors()["a"])
 
 
 def test_a_damaged_sealed_file_is_refused_as_such(tmp_path):

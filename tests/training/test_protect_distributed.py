@@ -163,3 +163,22 @@ def test_a_sealed_and_a_plain_checkpoint_in_one_folder_are_refused(tmp_path):
         fastrack.protect_checkpoints(KEY)
     with pytest.raises(CheckpointException, match=r"a sealed and a plain one"):
         require_loads(tmp_path)
+
+
+class Ending:
+    def __init__(self, error):
+        self._error = error
+
+    def __reduce__(self):
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt("Ctrl-C"), SystemExit(3)], ids=["interrupt", "exit"])
+def test_what_ends_a_program_comes_as_it_is_and_the_earlier_checkpoint_opens(tmp_path, error):
+    dcp.save(state(), checkpoint_id=tmp_path / "a", no_dist=True)
+    with pytest.raises(type(error)) as info:
+        dcp.save({**state(), "ending": Ending(error)}, checkpoint_id=tmp_path / "a", no_dist=True)
+    assert info.value is error
+    require_loads(tmp_path / "a")
+    with pytest.raises(CheckpointException, match="of the state"):
+        dcp.save({"ending": Ending(ValueError("of the state"))}, checkpoint_id=tmp_path / "a", no_dist=True)
