@@ -85,6 +85,7 @@ def test_a_call_that_fails_leaves_a_folder_that_another_thread_writes_sealed(tmp
         assert bytes(fastrack.unseal(file["weights"], KEY, framework="numpy")) == SECRET
 
 
+@pytest.mark.slow
 def test_a_call_that_fails_leaves_a_folder_that_another_thread_has_mounted(sealed, monkeypatch, weights):
     with Refusing(monkeypatch):
         block = fastrack.mount_folder(sealed, KEY)
@@ -97,6 +98,7 @@ def test_a_call_that_fails_leaves_a_folder_that_another_thread_has_mounted(seale
     assert refused.value.errno
 
 
+@pytest.mark.slow
 def test_a_call_that_fails_keeps_finders_and_functions_that_others_have_put_there(monkeypatch):
     class Finder(MetaPathFinder):
         def find_spec(self, *_):
@@ -117,6 +119,7 @@ def test_a_call_that_fails_keeps_finders_and_functions_that_others_have_put_ther
     torch.serialization._save = write
 
 
+@pytest.mark.slow
 def test_what_another_thread_imports_meanwhile_is_as_ever_when_the_call_has_failed(tmp_path, monkeypatch):
     (tmp_path / "late_library.py").write_text("def dump(): return 1\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -134,7 +137,7 @@ def test_what_another_thread_imports_meanwhile_is_as_ever_when_the_call_has_fail
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("is_mounted_first", [True, False])
+@pytest.mark.parametrize("is_mounted_first", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_save_into_a_mounted_folder_is_refused_in_a_protected_process(sealed, weights, is_mounted_first):
     if not is_mounted_first:
         fastrack.protect_checkpoints(KEY)
@@ -147,6 +150,7 @@ def test_a_save_into_a_mounted_folder_is_refused_in_a_protected_process(sealed, 
         block.__exit__(None, None, None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("is_written_first", [True, False])
 def test_a_folder_is_written_sealed_in_a_protected_process(tmp_path, weights, is_written_first):
