@@ -82,4 +82,4 @@ def _bytes_of(data: Any, size: int) -> Any:
     if isinstance(data, bytes):
         return data
     # Not `np.asarray`, which calls code in Python for what ctypes has, and drops what a signal's handler raises there.
-    return np.frombuffer((ctypes.c_uint8 * size).from_address(data.data_ptr()), np.uint8) if size else b""
+    return np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(data.data_ptr())), np.uint8) if size else b""

@@ -66,8 +66,8 @@ def admit(document: bytes, kind: str, *, name: str = "") -> None:
         count = len(document) if counted == "bytes" else sum(map(document.count, _COUNTED[counted]))
         if count > most:
             raise FormatError(
-                f"{name or kind}: expected at most {most} {counted}, got {count}. "
-                "It is damaged, or of another kind; get it again from its origin."
+                f"reading the {(name or kind).removeprefix('the ')} failed: expected at most {most} {counted}, got "
+                f"{count}. It is damaged, or of another kind; get it again from its origin."
             )
 
 

@@ -33,7 +33,7 @@ def test_a_flood_of_what_a_kind_has_little_of_is_refused_without_a_copy(kind):
 
 
 def test_a_document_is_named_in_the_error():
-    with pytest.raises(FormatError, match="issuers: expected at most 10 certificates, got 11"):
+    with pytest.raises(FormatError, match="reading the issuers failed: expected at most 10 certificates, got 11"):
         gate.admit(b"-----BEGIN CERTIFICATE-----" * 11, "certificates", name="issuers")
 
 
