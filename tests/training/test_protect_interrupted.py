@@ -13,6 +13,7 @@ from helpers.interrupted_saves import interrupt
 import fastrack
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.vector import VectorSchedule
+from fastrack._protect.sealing import _Stream
 from fastrack._sealed.storage import MappedFile
 from fastrack._tensors.mapped_file import map_file
 from fastrack._util.replacing import restore
@@ -104,11 +105,27 @@ def raise_in_saves(path, times):
     return len(ended)
 
 
-@pytest.mark.slow
-def test_each_interrupt_ends_a_load(tmp_path):
-    path = tmp_path / "checkpoint"
+def test_an_interrupt_in_a_read_ends_a_load(tmp_path, monkeypatch):
+    path, calls = tmp_path / "checkpoint", []
     torch.save(STATE, path)
-    interrupt(lambda: torch.load(path), lambda: require_whole(torch.load(path)), 50)
+    read = _Stream._remember
+
+    def interrupted(self, *args):
+        def ends(*given):
+            calls.append(True)
+            if len(calls) == place:
+                raise KeyboardInterrupt
+            return args[0](*given)
+
+        return read(self, ends, *args[1:])
+
+    monkeypatch.setattr(_Stream, "_remember", interrupted)
+    place = 0
+    torch.load(path)
+    for place in range(1, len(calls) + 1, 5):  # noqa: B007 - read above
+        calls.clear()
+        with pytest.raises(KeyboardInterrupt):
+            torch.load(path)
 
 
 def test_an_object_is_pickled_in_the_thread_and_modes_of_the_caller(tmp_path):
