@@ -385,7 +385,7 @@ class _Vendors:
     def ask(self, url: str, *, limit: int, body: bytes | None = None, kind: str | None = None) -> Answer:
         path = url.partition("?")[0].removeprefix(self._services.base) or "/"
         _, headers, content = self._services.respond(path, body or b"")
-        if self._path and path.startswith(self._path):
+        if self._path and self._path in {path, path.rpartition("/")[0]}:
             content = self._body.replace(RIM_ID, path.rpartition("/")[2].encode())
         return Answer(content[:limit], {name.lower(): value for name, value in headers.items()})
 
@@ -420,7 +420,7 @@ def _fetches(world: World) -> list[Place]:
         answer("Intel's TCB info", "tdx", tcb, ("json", member(info, "tcbInfo"))),
         answer("Intel's identity of the enclave", "tdx", identity),
         answer("Intel's revocation list", "tdx", "/sgx/certification/v4/pckcrl", ("der", bytes)),
-        answer("a manifest", "tdx", "/v1/rim/", ("xml", lambda part: manifest_answer(RIM_ID.decode(), part))),
+        answer("a manifest", "tdx", "/v1/rim", ("xml", lambda part: manifest_answer(RIM_ID.decode(), part))),
         answer("an OCSP response", "tdx", "/", ("der", bytes)),
         answer("AMD's certificates", "snp", "/vcek/v1/Milan/cert_chain", ("der", bytes)),
         answer("AMD's revocation list", "snp", "/vcek/v1/Milan/crl", ("der", bytes)),

@@ -114,6 +114,7 @@ def test_a_chain_of_many_lines_is_refused_before_it_is_split(rig):
         assert peak() < len(chain)
 
 
+@pytest.mark.slow
 def test_a_chain_of_the_size_that_is_promised_fits_into_messages():
     """Of 480 visits of 1,000 files, with the largest manifest and offer beside it."""
     limits = [_messages._PART_LIMITS.get(name, 1 << 20) for name in _messages.PARTS["begin"]]
