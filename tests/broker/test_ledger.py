@@ -82,6 +82,25 @@ def test_a_reader_stops_no_broker_and_is_waited_for_in_bounds(ledger, path, monk
     assert len(grants_in_a_copy(path)) == 2
 
 
+CHECKPOINT = """import fcntl, sys
+with open(sys.argv[1], "r+b") as shared:
+    fcntl.lockf(shared, fcntl.LOCK_EX, 1, 121)  # WAL_CKPT_LOCK of SQLite's file format
+    print("held", flush=True)
+    sys.stdin.read(1)"""
+
+
+def test_a_grant_waits_for_another_process_that_fills_the_file(ledger, path, monkeypatch):
+    monkeypatch.setattr(module, "_PATIENCE", 60)
+    challenge = add(ledger)
+    use(ledger, challenge)
+    command = [sys.executable, "-c", CHECKPOINT, f"{path}-shm"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        monkeypatch.setattr(module, "sleep", lambda _: other.poll() is None and other.communicate())
+        grant(ledger, challenge)
+    assert len(grants_in_a_copy(path)) == 1
+
+
 def test_what_a_killed_broker_left_is_in_the_file_when_it_is_opened(path, monkeypatch):
     monkeypatch.setattr(Ledger, "_fold", lambda _: None)
     killed = Ledger(path)

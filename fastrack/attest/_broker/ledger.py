@@ -140,11 +140,11 @@ class Ledger:
         """Bring what is in the ``-wal`` file into the database's own. Wait for readers of an older state, in bounds."""
         end = monotonic() + _PATIENCE
         while True:
-            problem = "a reader keeps an older state"
+            problem = "another process reads an older state, or is at the same work"
             try:
                 with self._lock:
-                    _, written, folded = self._database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-                if written == folded:
+                    is_busy, written, folded = self._database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                if not is_busy and written == folded:  # both are -1 where another process is at it
                     return
             except sqlite3.OperationalError as error:  # such as a full disk
                 problem = str(error)
