@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from hashlib import sha256
 from importlib.machinery import SourceFileLoader, all_suffixes
+from operator import attrgetter
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from fastrack._util.regular_file import open_regular
@@ -20,6 +22,7 @@ Train = Callable[[Any, Shards], Any]
 
 _OTHERS = tuple({*all_suffixes(), ".pyc", ".pyd", ".so"} - {".py"})
 """The ends of the names of all files but sources that Python imports, here or elsewhere."""
+_rest = attrgetter("co_cellvars", "co_freevars", "co_qualname", "co_stacksize", "co_varnames")
 
 
 def code_digest(train: str | Train) -> str:
@@ -114,7 +117,8 @@ def _read(module_name: str) -> tuple[Path, dict[str, bytes]]:
 
 def _find_top(module_name: str) -> Path:
     """Return the file of a module, or of the outermost package around it. None of their code is run."""
-    parts = module_name.split(".")
+    spec = getattr(sys.modules.get(module_name), "__spec__", None)
+    parts = getattr(spec, "name", module_name).split(".")  # also of what `python -m` runs by the name __main__
     for count in range(1, len(parts) + 1):
         name = ".".join(parts[:count])
         try:
@@ -134,7 +138,8 @@ def _sources(folder: Path) -> list[Path]:
     """Return the sources in and below the folder of a package, in order. Refuse what else Python would import there."""
     found = sorted(folder.rglob("*"))
     for path in found:
-        is_cache = path.parent.name == "__pycache__" and path.name.count(".") > 1  # no name to import
+        # A file such as core.cpython-313.pyc has no name that can be imported, but core.abi3.so is the module core.
+        is_cache = path.parent.name == "__pycache__" and path.name.endswith(".pyc") and path.name.count(".") > 1
         if path.is_symlink() or (path.name.endswith(_OTHERS) and not is_cache):
             raise _refusal(path, "sources of Python, and no link, extension module or other bytecode", "one")
     return [path for path in found if path.name.endswith(".py") and not path.is_dir()]
@@ -152,9 +157,16 @@ def _is_compiled_from(path: str, _modified: float, source: bytes, _compiled: byt
     """Return whether the code that Python would run is that of a source. By its time alone it may be any."""
     loader = _Loader("code", path)
     try:
-        return loader.get_code("code") == loader.source_to_code(source, path)
+        return _is_same(loader.get_code("code"), loader.source_to_code(source, path))
     except (SyntaxError, ValueError, EOFError, TypeError, ImportError):
         return False
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Return whether two codes are one in what Python's own comparison leaves out too, such as the memory they take."""
+    if not isinstance(one, CodeType):
+        return True  # a constant, which is compared with its code
+    return one == other and _rest(one) == _rest(other) and all(map(_is_same, one.co_consts, other.co_consts))
 
 
 def _refusal(name: object, wanted: str, got: str) -> FormatError:

@@ -2,11 +2,14 @@
 
 import functools
 import importlib
+import marshal
 import os
 import py_compile
+import runpy
+import struct
 import sys
 from hashlib import sha256
-from importlib.util import cache_from_source
+from importlib.util import MAGIC_NUMBER, cache_from_source
 from pathlib import Path
 from py_compile import PycInvalidationMode
 
@@ -110,6 +113,7 @@ INSTEAD = {
     "an extension module": lambda folder: (folder / "util.so").write_bytes(b""),
     "one of another version": lambda folder: (folder / "util.cpython-313-darwin.so").write_bytes(b""),
     "one of Windows": lambda folder: (folder / "util.pyd").write_bytes(b""),
+    "an extension module in the folder of bytecode": lambda folder: (make_cache(folder) / "x.abi3.so").write_bytes(b""),
     "bytecode without a source": lambda folder: (folder / "more.pyc").write_bytes(b""),
     "bytecode in a folder that is a package": lambda folder: (make_cache(folder) / "more.pyc").write_bytes(b""),
     "a pipe": lambda folder: os.mkfifo(folder / "more.py"),
@@ -165,6 +169,29 @@ def test_bytecode_that_is_not_of_its_source_is_refused(package, tmp_path, mode):
             tour.code_digest(train)
     forget()
     assert importlib.import_module("wards").train(1, ()) == 0, "Python runs what is refused"
+
+
+@pytest.mark.usefixtures("module")
+@pytest.mark.parametrize("change", [{"co_stacksize": 0}, {"co_cellvars": ()}], ids=str)
+def test_bytecode_that_python_calls_equal_but_runs_in_other_memory_is_refused(tmp_path, change):
+    source, text = tmp_path / "wards.py", "def train(state, shards):\n    return lambda: state\n"
+    source.write_text(text)
+    code = compile(text, str(source), "exec")
+    function, *others = code.co_consts
+    changed = code.replace(co_consts=(function.replace(**change), *others))
+    assert changed == code
+    numbers = [0, int(source.stat().st_mtime), source.stat().st_size]
+    cache = make_cache(tmp_path) / Path(cache_from_source(source)).name
+    cache.write_bytes(MAGIC_NUMBER + struct.pack("<3I", *numbers) + marshal.dumps(changed))
+    with pytest.raises(FormatError, match="expected the bytecode of"):
+        tour.code_digest("wards:train")
+
+
+def test_a_module_that_is_run_as_a_program_has_the_digest_of_its_package(package):
+    text = f"{CODE}from fastrack import tour\ntold = tour.code_digest(train), tour.code_files(train)\n"
+    (package / "deep" / "core.py").write_text(text)
+    told = runpy.run_module("ward.deep.core", run_name="__main__", alter_sys=True)["told"]
+    assert told == (tour.code_digest(TRAIN), tour.code_files(TRAIN))
 
 
 @pytest.mark.usefixtures("module")
