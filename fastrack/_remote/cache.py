@@ -102,7 +102,7 @@ class CachedFile:
     def open_writer(self) -> Writer | None:
         """Open the mapped file for writing, but no newer file of its name. Return None if it lost its name."""
         with contextlib.suppress(FileNotFoundError):
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)  # glibc reads to allocate on NFS
             writer = Writer(descriptor, self.size)
             if os.fstat(descriptor).st_ino == self._inode:
                 return writer
