@@ -81,7 +81,7 @@ class ShardIndex:
             "tensors": self.tensors,
         }
         text = encode(document)
-        with parsing(f"writing {self.location} failed", "make fewer and larger shards"):
+        with parsing(f"writing {self.location} failed", "make fewer and larger shards, of fewer columns"):
             admit(text, _KIND)  # as its readers do
         # Compressed, 10,000 shards come with the one request that opens the file.
         content = zlib.compress(text)
