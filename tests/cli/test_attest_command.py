@@ -85,7 +85,7 @@ def test_no_document_replaces_a_file(cli, folder):
 
 
 @pytest.mark.usefixtures("quiet")
-def test_an_exchange_by_files(cli, folder):
+def test_an_exchange_by_files(cli, folder, monkeypatch):
     shown = cli.json("attest show challenge")
     assert (shown["kind"], shown["verified"]) == ("challenge", False)
     collecting = Collecting("machine.key")
@@ -108,6 +108,8 @@ def test_an_exchange_by_files(cli, folder):
     }
     assert not (folder / "challenge").exists()
     shutil.copy(folder / f"challenge.used-{shown['challenge'][:16]}", folder / "challenge")
+    assert "expected one that was not used" in cli.error(f"attest grant offer {GRANT} --out again")
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "of another container"))
     assert "expected one that was not used" in cli.error(f"attest grant offer {GRANT} --out again")
     assert not (folder / "again").exists()
 

@@ -224,19 +224,19 @@ def _use_up(path: Path, challenge_id: str) -> None:
         with suppress(FileNotFoundError):  # which another run has removed
             if time.time() - mark.stat().st_mtime > _MARKED:
                 mark.unlink()
-    mark = marks / challenge_id
+    real = path.resolve()
+    used = real.with_name(f"{real.name}.used-{challenge_id[:16]}")  # the next may have the name of this one
+    mark = used if os.path.lexists(used) else marks / challenge_id  # the folder of marks may be a container's
     try:
         mark.touch(0o600, exist_ok=False)
     except FileExistsError:
         message = (
             f"using the challenge {path} failed: expected one that was not used, got {mark}. Make a new challenge."
         )
-        raise AttestationError(
-            message, evidence="challenge", field="use", wanted="none before", found=str(mark)
-        ) from None
-    path = path.resolve()
+        found = {"wanted": "none before", "found": str(mark)}
+        raise AttestationError(message, evidence="challenge", field="use", **found) from None
     with suppress(OSError):  # the mark counts: of a pipe, or in a folder of another user, there is nothing to rename
-        path.rename(path.with_name(f"{path.name}.used-{challenge_id[:16]}"))  # the next may have the name of this one
+        real.rename(used)
 
 
 def _check_key_target(out: Path) -> None:
