@@ -96,7 +96,7 @@ def check_folder(folder: Path) -> None:
     DeviceCollateral(folder)
     readers = {".json": TdxCollateral.from_json, ".pem": _read_chain, ".der": _read_certificate}
     for path, data in _list(folder):
-        read = _read_list if path.name.startswith("crl") else readers.get(path.suffix)
+        read = _read_list if path.name.startswith(("crl", "vlek-crl")) else readers.get(path.suffix)
         if read is not None:
             with own_file(path):
                 read(data)

@@ -25,6 +25,7 @@ from fastrack import AttestationError, FormatError, attest
 from fastrack.attest._broker.app import _refuse
 from fastrack.attest._broker.ledger import Ledger, read_log
 from fastrack.attest._broker.service import Broker, Settings
+from fastrack.attest._cpu.snp_kind import snp_files
 from fastrack.attest._device_collateral import check_folder
 from fastrack.attest._errors import CollateralFileError
 from fastrack.attest._fetch import client as clients
@@ -534,6 +535,13 @@ def test_a_damaged_file_of_the_owner_is_told_with_its_name(start, tmp_path):
         (folder / name).write_bytes(content)
         with pytest.raises(CollateralFileError, match=f"{name}.*Fetch it again, or remove it"):
             check_folder(folder)
+
+
+def test_the_list_of_providers_keys_is_no_damaged_certificate(tmp_path):
+    report = attest.parse_snp_report(snp.report(snp.chip(is_vlek=True)))
+    ark = snp.amd("Milan").ark
+    tmp_path.joinpath(snp_files(report, attest.SnpProduct.MILAN)["crl"]).write_bytes(ark.crl())
+    check_folder(tmp_path)
 
 
 @pytest.mark.parametrize("name", [TDX, "ocsp/unknown.der", "rim/unknown.xml"])
