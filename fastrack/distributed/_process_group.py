@@ -122,11 +122,11 @@ def _forget(default: Any) -> None:
             function.__defaults__ = tuple(None if value is default else value for value in defaults)
 
 
-def _make_group(given: Any, options: tuple[Key, str | None] | None) -> SealedProcessGroup:
+def _make_group(given: Any, options: Any) -> SealedProcessGroup:
     """Make a group for torch. Only the default group is given a key and a run; later groups share them."""
     seconds = given.timeout.total_seconds()
     world = dist.group.WORLD
-    key, run = options or (None, None)
+    key, run = options if isinstance(options, tuple) else (options, None)  # of another backend: refused as no key
     if key is None and isinstance(world, SealedProcessGroup):
         key, seconds = world.key, min(seconds, world.seconds)
     key = sealing_key(key)

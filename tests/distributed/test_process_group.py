@@ -39,6 +39,12 @@ def test_groups_and_meshes_made_later_are_sealed():
     assert all(isinstance(group, SealedProcessGroup) for group in groups)
 
 
+@pytest.mark.usefixtures("alone")
+def test_options_of_another_backend_are_refused_by_what_they_are():
+    with pytest.raises(TypeError, match="take a Key"):
+        dist.new_group([0], pg_options=object())
+
+
 @each("op", [dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX, dist.ReduceOp.MIN])
 @pytest.mark.usefixtures("alone")
 def test_torch_reduces_through_the_group(op):
