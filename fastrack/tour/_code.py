@@ -79,7 +79,7 @@ def load_code(train: str | Train, wanted: str | None = None) -> tuple[Train, str
     top, files = _read(module_name)
     parts = [name.encode()]  # else another function of the module would run by the same plan
     for file, content in files.items():
-        parts += file.encode(), content
+        parts += file.encode(errors="surrogateescape"), content
     digest = sha256(b"".join(len(part).to_bytes(8) + part for part in parts)).hexdigest()
     if wanted is not None and digest != wanted:
         raise RollbackError(
@@ -110,7 +110,7 @@ def _read(module_name: str) -> tuple[Path, dict[str, bytes]]:
         cache = Path(importlib.util.cache_from_source(path))
         compiled = cache.read_bytes() if cache.exists() else b""
         if compiled and not _is_compiled_from(str(path), path.stat().st_mtime, content, compiled):
-            raise _refusal(cache, f"the bytecode of {path.name}", "other bytecode")
+            raise _refusal(cache, f"the bytecode of {path.name} or none", "other bytecode")
         files[path.relative_to(top.parent).as_posix()] = content
     return top, files
 

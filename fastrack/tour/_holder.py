@@ -116,7 +116,10 @@ class HolderDesk(DeskBase):
         """Return each consent that was given with its receipt; None if the visit was broken off without one."""
         given = [attempt for visit in range(len(self.plan.order)) for attempt in self._ledger.attempts(visit)]
         return tuple(
-            (self._consent(each), None if each.receipt is None else read_receipt(each.receipt, self.plan).receipt)
+            (
+                Consent.from_bytes(each.document, signer=self._signer.verifier),
+                None if each.receipt is None else read_receipt(each.receipt, self.plan).receipt,
+            )
             for each in given
         )
 
@@ -177,7 +180,8 @@ class HolderDesk(DeskBase):
     def _require_own_visits(self, chain: Chain) -> None:
         """Require that a chain has this holder's own visits as it consented to them, up to the last one."""
         for visit in chain.visits:
-            if visit.holder == self.name and visit.receipt.consent not in self._given(visit.number):
+            given = {each.document for each in self._ledger.attempts(visit.number)}
+            if visit.holder == self.name and visit.receipt.consent not in given:
                 raise RollbackError(
                     f"visit {visit.number} in the chain: expected a consent that {self.name} remembers, got another. "
                     "Its database was set back, or its signing key is used elsewhere"
@@ -188,9 +192,6 @@ class HolderDesk(DeskBase):
                 f"the chain of tour {self.plan.tour}: expected the receipt of visit {latest.visit}, which was here, "
                 f"got {len(chain.visits)} receipts. It is an older one; get the newest"
             )
-
-    def _given(self, visit: int) -> list[bytes]:
-        return [attempt.document for attempt in self._ledger.attempts(visit)]
 
     def _require_newer(self, delegation: Delegation) -> Attempt | None:
         """Return the last attempt here; a delegation must be a later one, within the attempts of the plan."""
@@ -228,9 +229,6 @@ class HolderDesk(DeskBase):
             )
         details = {"chunks": receipt.chunks, "receipt": receipt.digest, "scrubbed": receipt.scrubbed}
         self._ledger.end(Accepted(given[0], receipt.envelope, details), now=now)
-
-    def _consent(self, attempt: Attempt) -> Consent:
-        return Consent.from_bytes(attempt.document, signer=self._signer.verifier)
 
 
 HolderDesk.__module__ = "fastrack.tour"

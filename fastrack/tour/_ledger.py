@@ -109,9 +109,7 @@ class TourLedger(Ledger):
             return self._find_last()
 
     def _find_last(self) -> Attempt | None:
-        query = (
-            "SELECT visit, attempt, previous, document, receipt FROM attempts ORDER BY visit DESC, attempt DESC LIMIT 1"
-        )
+        query = f"SELECT {_COLUMNS} FROM attempts ORDER BY visit DESC, attempt DESC LIMIT 1"  # noqa: S608 - a constant
         row = self._database.execute(query).fetchone()
         return None if row is None else Attempt(*row)
 

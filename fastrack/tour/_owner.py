@@ -196,7 +196,7 @@ class OwnerDesk(DeskBase):
                 next(each for each in self._ledger.attempts(latest.visit - 1) if each.receipt is not None),
             )
         assert accepted.receipt is not None
-        return _State(visit, _digest_of(accepted.receipt), latest)
+        return _State(visit, sha256(read_unverified_payload(accepted.receipt)).hexdigest(), latest)
 
     def _accept(self, chain: Chain) -> _State:
         """Return the open visit that a chain leads to, with the receipt of the last attempt if it is new."""
@@ -298,11 +298,6 @@ def model_key(chain: Chain, key: Key) -> Key:
 def _derive(key: Key, salt: bytes, plan: Plan) -> Key:
     info = _LABEL + bytes.fromhex(plan.digest)
     return Key.from_bytes(HKDF(SHA512(), 32, salt, info).derive(key.material()))
-
-
-def _digest_of(receipt: bytes) -> str:
-    """Return the digest of a receipt of the database."""
-    return sha256(read_unverified_payload(receipt)).hexdigest()
 
 
 OwnerDesk.__module__ = model_key.__module__ = "fastrack.tour"

@@ -194,6 +194,12 @@ def test_a_module_that_is_run_as_a_program_has_the_digest_of_its_package(package
     assert told == (tour.code_digest(TRAIN), tour.code_files(TRAIN))
 
 
+def test_a_name_of_a_source_that_is_no_unicode_text_counts(package):
+    before = tour.code_digest(TRAIN)
+    (package / "\udcff.py").write_text("")
+    assert tour.code_digest(TRAIN) != before
+
+
 @pytest.mark.usefixtures("module")
 def test_bytecode_of_an_older_source_is_not_run_and_not_refused(tmp_path):
     py_compile.compile(str(tmp_path / "wards.py"), doraise=True)
