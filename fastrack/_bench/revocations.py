@@ -9,8 +9,7 @@ CACM 17 (1974) 530; J. T. Daly, "A higher order estimate of the optimum checkpoi
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 _STEPS = 60  # of a bisection, each of which halves the bracket
 
@@ -81,7 +80,3 @@ class Costs:
     lost: float  # share of the time that is lost and done again
     restarting: float  # share of the time
     slowdown: float  # time over that of an uninterrupted run without checkpoints
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return asdict(self)

@@ -394,7 +394,7 @@ def _tell(
     if as_json:
         documents = [plan.as_dict() for plan in plans]
         for document, found in zip(documents, schedules, strict=False):
-            document["schedules"] = [each.as_dict() for each in found]
+            document["schedules"] = [asdict(each) for each in found]
         print_json(plans=documents, notes=notes)
         return
     console = narrow_console()

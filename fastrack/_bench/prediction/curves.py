@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 
 from fastrack._bench.prediction.profiles import Point, Profile, Stage
@@ -79,10 +79,6 @@ class Estimate:
     def values(self) -> tuple[float, float, float, float]:
         """The seconds from the lowest to the highest."""
         return self.low, self.least, self.most, self.high
-
-    def as_dict(self) -> dict[str, float]:
-        """Return it for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)  # no slots: what is derived is kept

@@ -238,10 +238,6 @@ class Schedule:
     best: float
     costs: Mapping[str, Costs]  # with each of these intervals, by name
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return asdict(self)
-
 
 def plan_checkpoint(source: Source, size: float, threads: int, *, notice: float | None = None) -> Plan:
     """Predict a checkpoint of `size` bytes, and whether it is whole before a machine goes after a notice."""

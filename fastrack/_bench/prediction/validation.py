@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import median, quantiles
-from typing import Any
 
 from fastrack._bench.prediction.curves import REACH, Curve, Estimate, OutOfReachError
 from fastrack._bench.prediction.profiles import CONTIGUOUS, LOADER, RANDOM, Point, Profile, Stage, lower_quartile
@@ -61,10 +60,6 @@ class Summary:
     covered: float  # the share of runs in the intervals
     held: float  # the share of lower quartiles in them
     width: float  # the median of the upper end over the lower one
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
