@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from fastrack._bench import toll
 from fastrack._bench.prediction.curves import REACH, Curve, Estimate, OutOfReachError
@@ -50,16 +50,12 @@ class Measured:
 
     machine: Machine
     profiles: tuple[Profile, ...]
+    label: ClassVar[str] = ""  # it was measured
 
     @property
     def name(self) -> str:
         """The machine, for people."""
         return str(self.machine)
-
-    @property
-    def label(self) -> str:
-        """Nothing: it was measured."""
-        return ""
 
     def each(self) -> list[tuple[str, Source]]:
         """Return the profiles one by one."""
@@ -132,6 +128,8 @@ class Published:
 
     paths: tuple[str, ...]  # of transfers
     hops: tuple[str, ...]
+    name: ClassVar[str] = "confidential GPU, by published figures"
+    label: ClassVar[str] = UNVALIDATED
 
     @classmethod
     def of(cls, names: Iterable[str]) -> Published:
@@ -145,16 +143,6 @@ class Published:
         if "all" in asked:
             return cls(tuple(paths), tuple(name for name in hops if name != toll.FITTED))
         return cls(tuple(name for name in paths if name in asked), tuple(name for name in hops if name in asked))
-
-    @property
-    def name(self) -> str:
-        """The machines of the figures, for people."""
-        return "confidential GPU, by published figures"
-
-    @property
-    def label(self) -> str:
-        """That nothing was measured."""
-        return UNVALIDATED
 
     def each(self) -> list[tuple[str, Source]]:
         """Return the models one by one."""
