@@ -43,15 +43,10 @@ def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path, losses: S
     Bars are grouped by size, and labelled with the speed relative to the bounce path. Losses are a curve below.
     `check_picture` tells whether the chart can be saved.
     """
-    from matplotlib.figure import Figure  # its own canvas: no window, no global state
-
     keys = map(attrgetter("direction", "size", "step"), rows)
     directions, sizes, steps = (list(dict.fromkeys(values)) for values in zip(*keys, strict=True))
     count = len(directions) + bool(losses)
-    figure = Figure(figsize=(3 + 2.2 * max(2, len(sizes)), 3.6 * count), layout="constrained")
-    panels = figure.subplots(count, 1, squeeze=False)[:, 0]
-    for axes in panels:
-        axes.spines[["top", "right"]].set_visible(False)
+    figure, panels = new_figure(3 + 2.2 * max(2, len(sizes)), 3.6 * count, count)
     for axes in panels[1 : len(directions)]:
         axes.sharey(panels[0])
     width = 0.84 / len(steps)
@@ -67,7 +62,6 @@ def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path, losses: S
         axes.set_ylabel("GB/s of plaintext")
         axes.set_title(direction, fontsize=10)
         axes.yaxis.grid(visible=True, which="major", linewidth=0.4)
-        axes.set_axisbelow(True)
     if losses:
         panels[-1].semilogy(range(1, len(losses) + 1), losses)
         panels[-1].set_xlabel("epoch")
@@ -84,17 +78,11 @@ def draw_collectives(rows: "Sequence[Collective]", path: Path) -> None:
     Steps are shown for the largest bucket, or the first model if there is none. `check_picture` tells whether the
     chart can be saved.
     """
-    from matplotlib.figure import Figure
-
     ranks = sorted({row.ranks for row in rows})
     subjects = list(dict.fromkeys((row.subject, row.size) for row in rows))
     ways = list(dict.fromkeys(row.way for row in sorted(rows, key=lambda row: row.way == "alone")))
-    figure = Figure(figsize=(3 + 1.5 * max(3, len(subjects)), 3 * (len(ranks) + 1)), layout="constrained")
-    panels = figure.subplots(len(ranks) + 1, 1, squeeze=False)[:, 0]
+    figure, panels = new_figure(3 + 1.5 * max(3, len(subjects)), 3 * (len(ranks) + 1), len(ranks) + 1)
     width = 0.84 / len(ways)
-    for axes in panels:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.set_axisbelow(True)
     for axes, count in zip(panels, ranks, strict=False):
         for number, way in enumerate(ways):
             here = [row for row in rows if (row.ranks, row.way) == (count, way)]
@@ -116,14 +104,9 @@ def draw_workloads(rows: "Sequence[Workload]", device: str, path: Path) -> None:
 
     `check_picture` tells whether the chart can be saved.
     """
-    from matplotlib.figure import Figure
-
     cases = list(dict.fromkeys((row.model, row.mode, row.batch) for row in rows))
     ways = list(dict.fromkeys(row.way for row in rows))
-    figure = Figure(figsize=(2 + 1.1 * max(4, len(cases)), 4.5), layout="constrained")
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_axisbelow(True)
+    figure, (axes,) = new_figure(2 + 1.1 * max(4, len(cases)), 4.5)
     width = 0.84 / len(ways)
     for number, way in enumerate(ways):
         here = [row for row in rows if row.way == way]
@@ -143,12 +126,8 @@ def draw_workloads(rows: "Sequence[Workload]", device: str, path: Path) -> None:
 
 def draw_visits(rows: "Sequence[Visit]", path: Path) -> None:
     """Save a bar chart of the seconds of each way by buffer. `check_picture` tells whether the chart can be saved."""
-    from matplotlib.figure import Figure
-
     buffers = list(dict.fromkeys(row.buffer for row in rows))
-    figure = Figure(figsize=(2 + 1.3 * max(4, len(buffers)), 4), layout="constrained")
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
+    figure, (axes,) = new_figure(2 + 1.3 * max(4, len(buffers)), 4)
     for number, way in enumerate(dict.fromkeys(row.way for row in rows)):
         here = [row for row in rows if row.way == way]
         x = [buffers.index(row.buffer) - 0.21 + 0.42 * number for row in here]
@@ -160,6 +139,18 @@ def draw_visits(rows: "Sequence[Visit]", path: Path) -> None:
     axes.legend(fontsize=9)
     figure.suptitle("All data of a holder through a buffer, on cpu (median)", fontsize=11)
     save_figure(figure, path)
+
+
+def new_figure(width: float, height: float, panels: int = 1) -> tuple[Any, Any]:
+    """Return a figure of so many inches, and its panels, one below the other."""
+    from matplotlib.figure import Figure  # its own canvas: no window, no global state
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(panels, 1, squeeze=False)[:, 0]
+    for each in axes:
+        each.spines[["top", "right"]].set_visible(False)
+        each.set_axisbelow(True)
+    return figure, axes
 
 
 def save_figure(figure: Any, path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fastrack._bench.plots import COLOURS, save_figure
+from fastrack._bench.plots import COLOURS, new_figure, save_figure
 from fastrack._bench.prediction.curves import Curve, Estimate
 from fastrack._bench.prediction.jobs import Plan
 from fastrack._bench.prediction.profiles import Profile, Stage
@@ -19,11 +19,9 @@ def draw_plan(profiles: Sequence[Profile], plans: Sequence[Plan], path: Path) ->
 
     `check_picture` tells whether the picture can be saved.
     """
-    from matplotlib.figure import Figure
-
     parts = {part.stage: part for plan in plans if not plan.label for part in plan.parts if part.stage is not None}
-    figure = Figure(figsize=(8, 1 + 4.2 * len(parts)), layout="constrained")
-    for axes, (stage, part) in zip(figure.subplots(len(parts), 1, squeeze=False)[:, 0], parts.items(), strict=True):
+    figure, panels = new_figure(8, 1 + 4.2 * len(parts), len(parts))
+    for axes, (stage, part) in zip(panels, parts.items(), strict=True):
         curves = [(curve, profile.source) for profile in profiles for curve in _curves_like(stage, profile)]
         for number, (curve, source) in enumerate(curves):
             _draw_curve(axes, curve, f"{curve.stage}; {source}", COLOURS[number % len(COLOURS)])
@@ -37,7 +35,6 @@ def draw_plan(profiles: Sequence[Profile], plans: Sequence[Plan], path: Path) ->
         axes.set_ylabel("seconds")
         axes.set_title(str(part.name), fontsize=10)
         axes.legend(fontsize=7)
-        axes.spines[["top", "right"]].set_visible(False)
     save_figure(figure, path)
 
 
