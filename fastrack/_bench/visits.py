@@ -156,10 +156,6 @@ class Way(Protocol):
         ...
 
 
-def _unused(first: int, buffer: Tokens) -> None:
-    """Stand for the training, whose time is not measured."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Tour:
     """All data through a buffer. While it is filled and wiped, the data of the next hand-over are on their way."""
@@ -168,7 +164,7 @@ class _Tour:
     buffer: Tokens
     total: int
 
-    def __call__(self, use: Callable[[int, Tokens], None] = _unused) -> None:
+    def __call__(self, use: Callable[[int, Tokens], None] = lambda _first, _part: None) -> None:
         size = self.buffer.nbytes
         self.way.request(0, min(size, self.total))
         for first in range(0, self.total, size):

@@ -154,11 +154,13 @@ def parse_profile(document: Any, source: str) -> Profile:
     require(isinstance(settings, dict), "settings")
     cpu, caches = member(machine, "cpu", dict), machine.get("caches")
     require(caches is None or isinstance(caches, list), "caches")
+    features = cpu.get("features", {})
+    require(isinstance(features, dict), "features")
     found = Machine(
         cpu=_text(member(cpu, "model"), "model"),
         threads=_count(settings.get("threads", member(cpu, "threads")), "threads"),
         device=_text(settings.get("device", "cpu"), "device"),
-        features=_features(cpu.get("features", {})),
+        features=tuple(sorted(_text(name, "features") for name, has in features.items() if has is True)),
         caches=None if caches is None else tuple(sorted(_size(size, "caches") for size in caches)),
     )
     stages: dict[Stage, dict[int, Point]] = {}
@@ -170,11 +172,6 @@ def parse_profile(document: Any, source: str) -> Profile:
         raise ValueError("it has no measurements of at least three runs")
     ascending = {stage: tuple(by_size[size] for size in sorted(by_size)) for stage, by_size in stages.items()}
     return Profile(source, found, ascending)
-
-
-def _features(known: Any) -> tuple[str, ...]:
-    require(isinstance(known, dict), "features")
-    return tuple(sorted(_text(name, "features") for name, has in known.items() if has is True))
 
 
 def _points(document: Mapping[str, Any], threads: int) -> Iterator[tuple[Stage, Point]]:

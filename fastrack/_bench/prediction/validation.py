@@ -73,7 +73,8 @@ class Trials:
         """Yield summaries: of all, by class of size, and by stage."""
         groups: dict[str, list[Trial]] = {"all": list(self.trials)}
         for trial in sorted(self.trials, key=lambda each: each.size):
-            groups.setdefault(size_class(trial.size), []).append(trial)
+            size_class = next(name for name, limit in CLASSES.items() if trial.size <= limit)
+            groups.setdefault(size_class, []).append(trial)
         for trial in sorted(self.trials, key=lambda each: each.stage):
             groups.setdefault(trial.stage.name, []).append(trial)
         yield from (_summary(of, trials) for of, trials in groups.items() if trials)
@@ -94,11 +95,6 @@ def _summary(of: str, trials: Sequence[Trial]) -> Summary:
         sum(trial.holds for trial in trials) / len(trials),
         median(trial.width for trial in trials),
     )
-
-
-def size_class(size: int) -> str:
-    """Return the class of a size, for people."""
-    return next(name for name, limit in CLASSES.items() if size <= limit)
 
 
 def leave_out(profile: Profile, *, every: int = 1) -> Trials:
