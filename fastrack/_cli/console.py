@@ -94,9 +94,9 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
-def new_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """Return an empty table with these columns; columns in `right` are aligned to the right."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+def new_table(*columns: str, right: tuple[str, ...] = (), is_close: bool = False) -> Table:
+    """Return an empty table with these columns, `right` of them aligned to the right, perhaps close to each other."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 0, 0, 1) if is_close else (0, 1))
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table

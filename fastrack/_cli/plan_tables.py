@@ -101,8 +101,7 @@ def show_summaries(title: str, summaries: "Iterable[Summary]", console: Console)
     """Print the errors of predictions, a line for each group of trials."""
     console.print(f"{title}\n", style="bold")
     right = ("sizes", "gap", "error %", "bytes/bw %", "noise %", "covers", "width")
-    table = new_table("", *right, right=right)
-    table.padding = (0, 0, 0, 1)
+    table = new_table("", *right, right=right, is_close=True)
     for each in summaries:
         noise = "" if each.noise is None else _two(each.noise)
         covers = f"{100 * each.covered:.0f}; {100 * each.held:.0f}"

@@ -117,8 +117,7 @@ def show_trainings(rows: "Sequence[TrainingToll]", console: Console) -> None:
         group = list(of_hop)
         console.print(f"training, modelled; hop: {hop} ({', '.join(group[0].kinds)})\n", style="bold")
         right = ("cap MiB", "buckets", "messages", "scatter ms", "gather ms", "step ms", "slowdown")
-        table = new_table("ranks", *right, right=right)
-        table.padding = (0, 0, 0, 1)
+        table = new_table("ranks", *right, right=right, is_close=True)
         for model, of_model in groupby(group, key=lambda row: row.model):
             table.add_row(model, style="bold")
             for row in of_model:
@@ -154,8 +153,7 @@ def show_calls(rows: "Sequence[CallToll]", console: Console) -> None:
     bridges = list(dict.fromkeys(row.bridge for row in rows))
     console.print("calls in confidential mode, modelled: microseconds\n", style="bold")
     right = ("in", "out", "launches", "fills", "KiB", *bridges)
-    table = new_table("way", *right, right=right)
-    table.padding = (0, 0, 0, 1)
+    table = new_table("way", *right, right=right, is_close=True)
     for call, of_call in groupby(rows, key=lambda row: row.call):
         table.add_row(call, style="bold")
         group = list(of_call)

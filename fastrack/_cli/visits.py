@@ -59,8 +59,7 @@ def bench_visits(bits: int, repeat: int, *, picture: Path | None, as_json: Path 
 def show_seconds(rows: "Sequence[Visit]", console: Console) -> None:
     """Print a table with a line for each buffer: seconds in both ways."""
     right = ("buffers", "bounce s", "sealed s", "÷ bounce", "A/A", "a buffer, ms")
-    table = new_table("buffer", *right, right=right)
-    table.padding = (0, 0, 0, 1)
+    table = new_table("buffer", *right, right=right, is_close=True)
     for buffer, (bounce, sealed) in _by_buffer(rows):
         each = f"{1e3 * bounce.each:.1f}; {1e3 * sealed.each:.1f}"
         again = f"{bounce.again:.2f}; {sealed.again:.2f}"
@@ -74,10 +73,7 @@ def show_shares(rows: "Sequence[Visit]", paper: "Sequence[Published]", console: 
     """Print a table of shares beside modelled training, and those of the paper."""
     console.print("shares of the time, %; training and model: modelled\n", style="bold")
     right = ("1230 s: bounce", "sealed", "images: bounce", "sealed", "paper", "model")
-    table = new_table("buffer")
-    for column in right:
-        table.add_column(column, justify="right")
-    table.padding = (0, 0, 0, 1)
+    table = new_table("buffer", *right, right=right, is_close=True)
     known = {row.buffer: row for row in paper if row.modelled is not None}
     for buffer, (bounce, sealed) in _by_buffer(rows):
         shares = [f"{100 * row.share:.3f}" for row in (bounce, sealed)]

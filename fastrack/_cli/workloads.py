@@ -69,8 +69,7 @@ def bench_workloads(
 def show_workloads(rows: "list[Workload]", console: Console) -> None:
     """Print a table with a line for each case and way."""
     right = ("transfers ms", "step ms", "share", "÷ plain", "A/A", "saved")
-    table = new_table("", *right, right=right)
-    table.padding = (0, 0, 0, 1)
+    table = new_table("", *right, right=right, is_close=True)
     for _, group in groupby(rows, key=lambda row: (row.model, row.mode, row.batch)):
         of_case = list(group)
         model, mode, batch = of_case[0].model, of_case[0].mode, of_case[0].batch

@@ -218,8 +218,7 @@ def show_speeds(rows: "Sequence[Measured]", device: str, console: Console) -> No
             console.print()
         if rows[0].direction != rows[-1].direction:
             console.print(f"{direction}, {device}\n", style="bold")
-        table = new_table()
-        table.padding = (0, 0, 0, 1)
+        table = new_table(is_close=True)
         for name, narrow in _SPEEDS.items():
             width = narrow if console.width < _FULL_WIDTH else None
             table.add_column(name, justify="left" if name == "step" else "right", width=width)
