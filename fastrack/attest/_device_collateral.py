@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from cryptography import x509
@@ -94,24 +95,17 @@ def check_folder(folder: Path) -> None:
     """Read each file of collateral, of CPUs as well, to find a damaged one before an offer needs it."""
     require_own_folder(folder)
     DeviceCollateral(folder)
-    readers = {".json": TdxCollateral.from_json, ".pem": _read_chain, ".der": _read_certificate}
+    read_list = partial(load_crl, evidence="revocation list")
+    readers: dict[str, Callable[[bytes], object]] = {
+        ".json": TdxCollateral.from_json,
+        ".pem": partial(load_chain, evidence="certificates"),
+        ".der": partial(load_certificate, evidence="certificate"),
+    }
     for path, data in _list(folder):
-        read = _read_list if path.name.startswith(("crl", "vlek-crl")) else readers.get(path.suffix)
+        read = read_list if path.name.startswith(("crl", "vlek-crl")) else readers.get(path.suffix)
         if read is not None:
             with own_file(path):
                 read(data)
-
-
-def _read_chain(data: bytes) -> object:
-    return load_chain(data, evidence="certificates")
-
-
-def _read_certificate(data: bytes) -> object:
-    return load_certificate(data, evidence="certificate")
-
-
-def _read_list(data: bytes) -> object:
-    return load_crl(data, evidence="revocation list")
 
 
 def _list(folder: Path) -> list[tuple[Path, bytes]]:
