@@ -47,7 +47,7 @@ class Service:
         """
         address = urlsplit(url)
         host = address.hostname or ""
-        is_allowed = address.scheme == "https" or (address.scheme == "http" and _is_loopback(host))
+        is_allowed = address.scheme == "https" or (address.scheme == "http" and is_loopback(host))
         if not is_allowed or not host or address.path not in {"", "/"} or address.query or address.username is not None:
             raise ValueError(
                 f"{action} failed: expected an address as https://HOST:PORT, got {shown(url)}. "
@@ -94,14 +94,11 @@ def read_refusal(content: bytes) -> dict[str, str]:
     reason: dict[str, Any] = {}
     with suppress(ValueError, RecursionError, TypeError, KeyError, AttributeError):  # for any other document
         reason = dict(json.loads(content[:_ERROR_LIMIT])["error"].items())
-    return {name: _printable(value) for name, value in reason.items() if isinstance(value, str)}
+    texts = {name: value[:_SHOWN] for name, value in reason.items() if isinstance(value, str)}
+    return {name: "".join(filter(str.isprintable, text)) for name, text in texts.items()}
 
 
-def _printable(text: str) -> str:
-    return "".join(char for char in text[:_SHOWN] if char.isprintable())
-
-
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
     except ValueError:

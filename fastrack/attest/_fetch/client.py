@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPMessage
-from ipaddress import ip_address
 from queue import Empty, Queue
 from threading import Thread
 from typing import IO, Any, NoReturn
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
 
 from fastrack._util.shown import shown
+from fastrack.attest._http import is_loopback
 
 _AGAIN = {408, 429, 500, 502, 503, 504}  # what NVIDIA's own client asks again after, and AMD's service answers with
 _ATTEMPTS = 5
@@ -111,7 +111,7 @@ class Client:
 
     def _open(self, request: Request, limit: int, end: float) -> Answer:
         left = max(0.1, min(_TIMEOUT, end - time.monotonic()))
-        is_local = _is_loopback(urlsplit(request.full_url).hostname or "")
+        is_local = is_loopback(urlsplit(request.full_url).hostname or "")
         with self._openers[is_local].open(request, timeout=left) as answer:
             body = bytearray()
             while part := answer.read1(64 << 10):
@@ -155,19 +155,12 @@ def require_address(url: str) -> None:
         raise ValueError(f"fetching failed: expected an address as https://HOST, got {shown(url)}.") from None
     if parts.username is not None or parts.password is not None:
         raise ValueError("fetching failed: expected an address without a password, got one with it. Use a proxy.")
-    if parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(parts.hostname or "")):
+    if parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or "")):
         return
     raise ValueError(
         f"fetching failed: expected an address as https://HOST, got {shown(url)}. "
         "Without TLS only loopback addresses are allowed."
     )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _read_delay(headers: Any) -> float:
