@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from fastrack._util.cpus import usable_cpus
+from fastrack._util.cpus import read_system, usable_cpus
 from fastrack._version import __version__
 
 ROOT = Path("/")
@@ -64,7 +64,7 @@ def _version(package: str) -> str | None:
 
 def read_cpu(root: Path = ROOT) -> Cpu:
     """Return the CPU, as the kernel lists it."""
-    text = _read(root / "proc/cpuinfo")
+    text = read_system(root / "proc/cpuinfo")
     model = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
     flags = _flags(text)
     features = ARM_FEATURES if "asimd" in flags else FEATURES
@@ -78,8 +78,8 @@ def read_cpu(root: Path = ROOT) -> Cpu:
 
 def read_memory(root: Path = ROOT) -> Memory:
     """Return the memory, as the kernel lists it."""
-    sizes = dict(re.findall(r"^(\w+): +(\d+) kB$", _read(root / "proc/meminfo"), re.MULTILINE))
-    setting = re.search(r"\[(\w+)\]", _read(root / "sys/kernel/mm/transparent_hugepage/enabled"))
+    sizes = dict(re.findall(r"^(\w+): +(\d+) kB$", read_system(root / "proc/meminfo"), re.MULTILINE))
+    setting = re.search(r"\[(\w+)\]", read_system(root / "sys/kernel/mm/transparent_hugepage/enabled"))
     return Memory(
         total=int(sizes["MemTotal"]) << 10 if "MemTotal" in sizes else None,
         available=int(sizes["MemAvailable"]) << 10 if "MemAvailable" in sizes else None,
@@ -92,8 +92,8 @@ def read_caches(root: Path = ROOT) -> list[int] | None:
     """Return the bytes of the first CPU's caches of data, ascending, as the kernel lists them; None if it does not."""
     folder, sizes = root / "sys/devices/system/cpu/cpu0/cache", set[int]()
     for index in folder.glob("index*"):
-        match = re.fullmatch(r"(\d{1,12})K", _read(index / "size").strip())
-        if match and _read(index / "type").strip() in {"Data", "Unified"}:
+        match = re.fullmatch(r"(\d{1,12})K", read_system(index / "size").strip())
+        if match and read_system(index / "type").strip() in {"Data", "Unified"}:
             sizes.add(int(match[1]) << 10)
     return sorted(sizes - {0}) or None
 
@@ -106,7 +106,7 @@ def read_tee(root: Path = ROOT) -> CpuTee:
     names = {name: kind.platform for kind in kinds for name in (kind.provider, kind.provider.replace("_", "-"))}
     paths = {f"dev/{name}": platform for name, platform in names.items()} | _TEE_PATHS
     seen = {f"/{path}": kind for path, kind in paths.items() if (root / path).exists()}
-    flags = _flags(_read(root / "proc/cpuinfo"))
+    flags = _flags(read_system(root / "proc/cpuinfo"))
     if "hypervisor" in flags:  # hosts that can run such guests have some of the same flags
         known = {kind.flag: kind.platform for kind in kinds} | _TEE_FLAGS
         seen |= {f"CPU flag {flag}": kind for flag, kind in known.items() if flag in flags}
@@ -116,10 +116,3 @@ def read_tee(root: Path = ROOT) -> CpuTee:
 def _flags(cpuinfo: str) -> frozenset[str]:
     line = re.search(r"^(?:flags|Features)\s*: (.+)$", cpuinfo, re.MULTILINE)
     return frozenset(line[1].split()) if line else frozenset()
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

@@ -39,12 +39,12 @@ def cpu_quota(root: Path = ROOT) -> float | None:
 def _groups(root: Path) -> list[tuple[Path, Path]]:
     """Return the folder of each control group of this process that may have a CPU quota, and where it is mounted."""
     paths = {}  # by kind
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in read_system(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if not controllers or "cpu" in controllers.split(","):
             paths["cgroup" if controllers else "cgroup2"] = group
     found = []
-    for line in _read(root / "proc/self/mountinfo").splitlines():
+    for line in read_system(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
         if kind not in paths or (kind == "cgroup" and "cpu" not in options.split(",")):
@@ -58,9 +58,9 @@ def _groups(root: Path) -> list[tuple[Path, Path]]:
 
 
 def _quota_of(group: Path) -> float | None:
-    pair = _read(group / "cpu.max").split()
+    pair = read_system(group / "cpu.max").split()
     if not pair:
-        pair = [*_read(group / "cpu.cfs_quota_us").split(), *_read(group / "cpu.cfs_period_us").split()]
+        pair = [*read_system(group / "cpu.cfs_quota_us").split(), *read_system(group / "cpu.cfs_period_us").split()]
     if len(pair) != 2 or pair[0] in _NO_QUOTA:
         return None
     quota, period = map(int, pair)
@@ -71,7 +71,8 @@ def _unescape(path: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), path)
 
 
-def _read(path: Path) -> str:
+def read_system(path: Path) -> str:
+    """Return the text of a file of the kernel, empty if it cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:

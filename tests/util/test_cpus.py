@@ -92,5 +92,5 @@ def test_threads_follow_the_quota_rounded_up_and_the_affinity(machine, monkeypat
 def test_the_quota_is_read_once(machine, monkeypatch):
     root = machine("0::/\n", V2, **{"cpu.max": "100000 100000"})
     assert usable_cpus(root) == 1
-    monkeypatch.setattr("fastrack._util.cpus._read", None)
+    monkeypatch.setattr("fastrack._util.cpus.read_system", None)
     assert usable_cpus(root) == 1
