@@ -17,7 +17,8 @@ def widen(values: Bytes, start: int, scaling: Scaling) -> npt.NDArray[np.uint16]
     across = -(-scaling.columns // scaling.columns_a_scale)
     places = rows // scaling.rows_a_scale * across + columns // scaling.columns_a_scale
     memory = scaling.memory.array
-    scales = memory.view(np.float32) if scaling.dtype == "F32" else _float32(memory.view(np.uint16))
+    words = memory.view(np.uint32) if scaling.dtype == "F32" else memory.view(np.uint16).astype(np.uint32) << 16
+    scales = words.view(np.float32)
     with np.errstate(all="ignore"):
         bits = (_decode(values, scaling.values) * scales[places]).view(np.uint32)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
@@ -33,7 +34,3 @@ def _decode(values: Bytes, dtype: str) -> npt.NDArray[np.float32]:
     # Float16 has an exponent of one bit more, whose bias is greater by 8, and subnormal values too.
     exact = ((bits & 0x80) << 8 | (bits & 0x7F) << 7).view(np.float16).astype(np.float32) * np.float32(256)
     return np.where(bits & 0x7F == 0x7F, np.float32(np.nan), exact)
-
-
-def _float32(words: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
-    return (words.astype(np.uint32) << 16).view(np.float32)

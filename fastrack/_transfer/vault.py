@@ -265,7 +265,7 @@ class Vault:
             result = open_reused(self._results, sealed, place, ring, framework)
         except AuthenticationError as error:
             raise _altered(ticket, error.chunk) from None
-        return result if order is None else result.permute(_inverse(order))
+        return result if order is None else result.permute([order.index(each) for each in range(len(order))])
 
     def drop(self, ticket: Ticket) -> None:
         """Forget a tensor. Its place is free as soon as no `get` reads from it.
@@ -461,10 +461,6 @@ def _in_memory_order(array: Any) -> tuple[Any, list[int] | None]:
     order = sorted(range(array.dim()), key=array.stride, reverse=True)
     permuted = array.permute(order)
     return (permuted, order) if permuted.is_contiguous() else (array, None)
-
-
-def _inverse(order: list[int]) -> list[int]:
-    return [order.index(dimension) for dimension in range(len(order))]
 
 
 def _altered(ticket: Ticket, chunk: int | None = None) -> AuthenticationError:
