@@ -264,10 +264,11 @@ def _sections(facts: Facts) -> dict[str, list[tuple[str, str]]]:
     cpu, memory = facts.cpu, facts.memory
     present = [name for name, is_present in cpu.features.items() if is_present]
     lacking = [name for name, is_present in cpu.features.items() if not is_present]
+    quota = "" if facts.cpu_quota is None else f", by a quota of {facts.cpu_quota:g} of the control group"
     return {
         "Software": [(name, version or "not installed") for name, version in facts.software.items()],
         "Machine": [
-            ("CPU", f"{cpu.model} ({cpu.architecture}), {cpu.threads} usable{_describe_quota(facts.cpu_quota)}"),
+            ("CPU", f"{cpu.model} ({cpu.architecture}), {cpu.threads} usable{quota}"),
             ("features", f"{' '.join(present) or 'unknown'}{f'; without {chr(32).join(lacking)}' if lacking else ''}"),
             (
                 "memory",
@@ -372,10 +373,6 @@ def _left_lines(paths: Sequence[str]) -> list[tuple[str, str]]:
         "that no fastrack runs there, then remove each with `rm -r`"
     )
     return [*(("unfinished", shlex.quote(path)) for path in paths), ("advice", advice)]
-
-
-def _describe_quota(quota: float | None) -> str:
-    return "" if quota is None else f", by a quota of {quota:g} of the control group"
 
 
 def _maybe_size(count: int | None) -> str:

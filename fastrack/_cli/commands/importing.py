@@ -180,7 +180,9 @@ def _telling_how_far(work: "Import", paths: Sequence[Path], given: Mapping[str, 
             for line in _notes_on(work, paths, given, is_stopped=is_stopped):
                 error.add_note(line)
         if error.args and isinstance(error.args[0], str):
-            error.args = (_in_options(error.args[0]), *error.args[1:])
+            # The message names parameters of `import_samples`, whose options are meant here.
+            told = _PARAMETER.sub(lambda match: f"--{match[1].replace('_', '-')}", error.args[0])
+            error.args = (told, *error.args[1:])
         is_told = isinstance(error, FormatError) or is_of_location(error)
         if isinstance(error, (ImportError, TypeError, ValueError)) and not is_told:
             raise _as_format_error(error) from None  # of the data, of its format, or of the folder
@@ -197,11 +199,6 @@ def _notes_on(work: "Import", paths: Sequence[Path], given: Mapping[str, Any], *
     if is_stopped and work.read and (given["--shard-size"] or _SHARD_SIZE) > _SMALL_SHARD:
         notes.append(f"--shard-size {_SMALL_SHARD} would keep more")
     return notes
-
-
-def _in_options(message: str) -> str:
-    """Name options in the place of the parameters of `import_samples`."""
-    return _PARAMETER.sub(lambda match: f"--{match[1].replace('_', '-')}", message)
 
 
 def _as_format_error(error: Exception) -> FormatError:

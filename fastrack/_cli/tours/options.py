@@ -12,7 +12,7 @@ from fastrack.errors import FormatError, RollbackError
 
 if TYPE_CHECKING:
     from fastrack.grants import Verifier
-    from fastrack.tour import Chain, Plan
+    from fastrack.tour import Chain
 
 Source = Annotated[Path, typer.Argument(metavar="CHAIN", help="The chain of the tour, or a model folder of it.")]
 OwnerKey = Annotated[Path, typer.Option("--owner", metavar="PUBLIC", help="The public file of the model's owner.")]
@@ -34,16 +34,11 @@ def load_chain(source: Path, owner: "Verifier", digest: str | None = None) -> "C
             param_hint="--plan-digest",
         )
     chain = Chain.load(source / CHAIN if source.is_dir() else source, owner=owner)
-    if digest is not None:
-        _require_plan(source, chain.plan, digest)
-    return chain
-
-
-def _require_plan(source: Path, plan: "Plan", digest: str) -> None:
-    if plan.digest != digest:
+    if digest not in {None, chain.plan.digest}:
         raise RollbackError(
-            f"{source}: expected the plan of --plan-digest, got {plan.digest}. It is another tour; ask its owner"
+            f"{source}: expected the plan of --plan-digest, got {chain.plan.digest}. It is another tour; ask its owner"
         )
+    return chain
 
 
 def list_shards(given: Sequence[str | Path]) -> list[Path]:
