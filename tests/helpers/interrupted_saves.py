@@ -1,5 +1,6 @@
 """A forked child that saves again and again, and is interrupted at random moments of it."""
 
+import gc
 import os
 import random
 import select
@@ -52,6 +53,7 @@ def _save_until_interrupted(save, check, number, error, commands, answers):
         signal.setitimer(signal.ITIMER_REAL, 0.0005)  # soon again: it drops all errors in a line, in plain saves, too
 
     status = 1
+    gc.callbacks.clear()  # Hypothesis has one in Python, and what is raised in such a one is lost
     try:
         for each in {number, signal.SIGALRM}:
             signal.signal(each, handle)
