@@ -214,11 +214,11 @@ def read_kept(path: str | os.PathLike[str]) -> Kept:
     another file.
     """
     logged: dict[str, dict[tuple[int, int], dict[str, Any]]] = {"begun": {}, "ended": {}}
-    for entry in read_log(path, kind=TourLedger):
-        if entry.event in logged:
-            logged[entry.event][entry.details["visit"], entry.details["attempt"]] = dict(entry.details)
     attempts, ended, details = [], {}, dict[tuple[int, int], dict[str, Any]]()
     try:
+        for entry in read_log(path, kind=TourLedger):
+            if entry.event in logged:
+                logged[entry.event][entry.details["visit"], entry.details["attempt"]] = dict(entry.details)
         with closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)) as database:
             bound = database.execute("SELECT role, digest FROM plan").fetchone()
             query = f"SELECT {_COLUMNS}, offer FROM attempts ORDER BY visit, attempt"  # noqa: S608 - a constant
@@ -228,14 +228,14 @@ def read_kept(path: str | os.PathLike[str]) -> Kept:
                 details[each.visit, each.attempt] = {"offer": sha256(offer).hexdigest()}
                 if each.receipt is not None:
                     ended[each.visit, each.attempt] = sha256(read_unverified_payload(each.receipt)).hexdigest()
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, TypeError, KeyError) as error:  # SQLite has values of any type in any column
         raise FormatError(f"reading {path} failed: expected the database of a desk, got {error}") from None
     if bound is None:
         raise FormatError(f"reading {path} failed: expected the database of a desk, got one that no desk has opened")
     # Entries of earlier versions have no offer: there only a consent has its digest.
     begun = {key: details.get(key, {}) | members for key, members in logged["begun"].items()}
     details = {key: logged["begun"].get(key, {}) | members for key, members in details.items()}
-    if begun != details or ended != {key: members["receipt"] for key, members in logged["ended"].items()}:
+    if begun != details or ended != {key: members.get("receipt") for key, members in logged["ended"].items()}:
         raise AuthenticationError(
             f"reading {path} failed: expected the attempts, offers and receipts of its log, got others. It was "
             "altered, or a desk wrote to it; restore it from a copy, or stop the desk"

@@ -262,6 +262,27 @@ def test_a_holders_database_with_other_documents_is_refused(cli, folder):
                 assert "It was altered" in cli.error(f"{VERIFY} --database {number}-{name}"), change
 
 
+ALTERED = {
+    "an offer of text": "UPDATE attempts SET offer = 'x'",
+    "a receipt of text": "UPDATE attempts SET receipt = 'x'",
+    "no visit in the log": {"attempt": 1},
+    "a visit of another type in the log": {"attempt": 1, "visit": []},
+}
+
+
+@pytest.mark.usefixtures("after")
+def test_a_database_with_values_of_other_types_is_refused(cli, folder):
+    for number, (name, change) in enumerate(ALTERED.items()):
+        with closing(sqlite3.connect(folder / f"{number}.db")) as copy:
+            sqlite3.connect(folder / "a.db").backup(copy)
+            copy.executescript("DROP TRIGGER receipts_are_final")
+            copy.executescript(change if isinstance(change, str) else "")
+        if isinstance(change, dict):
+            with closing(tour.TourLedger(folder / f"{number}.db")) as ledger:
+                ledger.append("begun", change, now=NOW)
+        assert "expected" in cli.error(f"{VERIFY} --database {number}.db"), name
+
+
 def forget_offers(database):
     """Give a database the log that an earlier version wrote."""
     database.execute("DROP TRIGGER log_is_not_changed")

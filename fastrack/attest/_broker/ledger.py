@@ -302,7 +302,7 @@ def _verify_entries(rows: list[tuple[Any, ...]]) -> list[LogRecord]:
             raise _broken(f"entry {expected}", f"entry {number}")
         try:
             before = _hash_entry(before, number, time, event, details)
-            members = json.loads(details)
+            members = dict(json.loads(details))
         except (TypeError, ValueError, AttributeError):
             raise _broken(f"text in entry {number}", "other values") from None
         if before != saved:
