@@ -95,13 +95,13 @@ class GroupSession:
     def seal(self, route: Route) -> tuple[bytes, MessageKey]:
         """Return the header of a new message, and its key. Raise ClosedError if the session was wiped."""
         salt = os.urandom(SALT_SIZE)
-        key = derivation.derive(self._message_secret(), salt, route.context())
+        key = derivation.derive(self._view()[: self._size], salt, route.context())
         return salt + key.commitment, key
 
     def open(self, header: cobblestone.Bytes, route: Route) -> MessageKey:
         """Return the key of a message. Raise AuthenticationError if the header is of another route."""
         try:
-            return derivation.open_header(header[:HEADER_SIZE], self._message_secret(), route.context())
+            return derivation.open_header(header[:HEADER_SIZE], self._view()[: self._size], route.context())
         except AuthenticationError:
             raise AuthenticationError(
                 f"the message of {route}: expected the header that this rank sealed for this operation, got another; "
@@ -111,9 +111,6 @@ class GroupSession:
     def mac(self, text: bytes, rank: int) -> bytes:
         """Return the MAC, 32 bytes, of a text and of the rank that confirms it."""
         return hmac.digest(self._view()[self._size : -LATER_SIZE], text + struct.pack(">Q", rank), "sha256")
-
-    def _message_secret(self) -> memoryview:
-        return self._view()[: self._size]
 
     def _view(self) -> memoryview:
         if self._process != os.getpid():

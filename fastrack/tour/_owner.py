@@ -191,10 +191,8 @@ class OwnerDesk(DeskBase):
         elif latest.visit == 0:
             return _State(0, self.plan.digest, latest)
         else:
-            visit, accepted = (
-                latest.visit,
-                next(each for each in self._ledger.attempts(latest.visit - 1) if each.receipt is not None),
-            )
+            visit = latest.visit
+            accepted = next(each for each in self._ledger.attempts(visit - 1) if each.receipt is not None)
         assert accepted.receipt is not None
         return _State(visit, sha256(read_unverified_payload(accepted.receipt)).hexdigest(), latest)
 
