@@ -43,6 +43,7 @@ _GROUP = 4096  # blocks: up to here checking all flags is quicker than checking 
 _TOUCH_AFTER = 1.0  # seconds between two notes of the last use
 _SCAN_AFTER = 64  # the bytes kept are counted again when this part of the bound was added
 _KEEP_FREE = 10  # a call that has to evict evicts this part of the bound as well
+_allocate = getattr(os, "posix_fallocate", lambda *_: None)  # macOS has neither it nor a tmpfs
 
 
 class CachedFile:
@@ -129,7 +130,7 @@ class Writer:
         if blocks:
             groups, end = range(blocks.start // _GROUP, -(-blocks.stop // _GROUP)), _groups_at(self._size)
             first = self._size + groups.start * _GROUP
-            os.posix_fallocate(self._descriptor, first, min(self._size + groups.stop * _GROUP, end) - first)
+            _allocate(self._descriptor, first, min(self._size + groups.stop * _GROUP, end) - first)
             os.pwrite(self._descriptor, b"\1" * len(groups), end + groups.start)  # once there is a place for all flags
             os.pwrite(self._descriptor, bytes([value]) * len(blocks), self._size + blocks.start)
 
@@ -292,7 +293,7 @@ def _make_sparse(path: Path, size: int) -> None:
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         try:
-            os.posix_fallocate(descriptor, _groups_at(size), _end(size) - _groups_at(size))
+            _allocate(descriptor, _groups_at(size), _end(size) - _groups_at(size))
             os.pwrite(descriptor, _MARK, _end(size) - len(_MARK))
         except OSError as error:
             advice = f"a file of {size} bytes, as its server says, does not fit; name another folder with {VARIABLE}"
