@@ -241,7 +241,7 @@ def read_unverified_payload(envelope: bytes, *, source: str = "the document") ->
 
 def _parse_envelope(envelope: bytes, source: str) -> tuple[bytes, str, list[bytes]]:
     try:
-        admit(envelope, "envelope")
+        admit(bytes(envelope), "envelope")
         document = parse_strict(str(envelope, "utf-8"))
         payload = decode_bytes(document["payload"])
         payload_type = document["payloadType"]

@@ -24,7 +24,8 @@ def signer(request):
 
 def test_a_signed_document_is_opened_by_its_key_alone(signer):
     envelope = sign_envelope(b"payload", TYPE, [signer])
-    assert open_envelope(envelope, TYPE, signer.verifier) == (b"payload", signer.verifier)
+    for form in (bytes, bytearray, memoryview):
+        assert open_envelope(form(envelope), TYPE, signer.verifier) == (b"payload", signer.verifier)
     others = [Signer.generate(algorithm).verifier for algorithm in ALGORITHMS]
     assert open_envelope(envelope, TYPE, [*others, signer.verifier])[1] == signer.verifier
     for trusted in (others, [], others[0]):
