@@ -308,10 +308,7 @@ def _require_names(names: Sequence[str], label: Callable[[int], str], suffix: st
     taken: set[str] = set()
     folders: set[str] = set()
     for index, name in enumerate(names):
-        try:
-            is_path = is_name(name)
-        except UnicodeEncodeError:  # a name of a file that was no UTF-8
-            is_path = False
+        is_path = is_name(name)
         parts = name.split("/") if is_path else []
         if not is_path or any(_RESERVED.fullmatch(part) or len(part.encode()) > _COMPONENT for part in parts):
             raise FormatError(

@@ -330,11 +330,8 @@ def _is_below(name: str, folders: Iterable[str]) -> bool:
 
 
 def _require_name(name: str, path: Path) -> bool:
-    try:
-        if is_name(name):
-            return True
-    except UnicodeEncodeError:
-        pass
+    if is_name(name):
+        return True
     raise FormatError(
         f"{str(path)!r:.300}: expected a name of Unicode text without control characters and backslashes. Rename it"
     )

@@ -35,7 +35,7 @@ HISTORY_LIMIT = 1024
 _FORMAT = 1
 _LIMIT = 64 << 20  # bytes of a manifest: some 200,000 tensors
 _NAME_LIMIT = 1024  # characters in the name of a file
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\\]|\A/|(?:\A|/)\.{0,2}(?:/|\Z)")  # and empty names
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\\\ud800-\udfff]|\A/|(?:\A|/)\.{0,2}(?:/|\Z)")  # lone surrogates, empty names
 # The one form of an envelope with one signature. Parsed by `json` it is no larger than the file.
 _HEAD = b'{"payload":"'
 _TAIL = re.compile(
@@ -284,5 +284,4 @@ def parse_entry(name: str, members: Mapping[str, Any], manifest: str) -> Entry:
 
 def is_name(name: str) -> bool:
     """Return True if a manifest may have a file of this name: a relative path with slashes, in its normal form."""
-    name.encode()  # refuses lone surrogates
     return len(name) <= _NAME_LIMIT and _UNSAFE.search(name) is None

@@ -98,11 +98,7 @@ def index_dataset(folder: PathLike, key: KeyLike | None = None) -> str:
 
 def _require_name(name: str, folder: Location) -> None:
     """Refuse a name that readers of the index would refuse, before it is written."""
-    try:
-        is_listed = is_name(name)
-    except UnicodeEncodeError:
-        is_listed = False
-    if not is_listed:
+    if not is_name(name):
         raise ValueError(
             f"{folder}: expected names of UTF-8 without backslashes and control characters, got {shown(name)}. "
             "Rename it"
