@@ -20,7 +20,7 @@ import torch
 from fastrack._keys.keyring import KeySource
 from fastrack._sets.folder import SealedFolder
 from fastrack._tensors.sharded import is_sharded
-from fastrack._training.model import load_model
+from fastrack._training.model import load_model, require_module
 from fastrack._util.fork import register_fork_reset
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ class ReloadableModule(torch.nn.Module):
     module: torch.nn.Module
 
     def __init__(self, module: torch.nn.Module) -> None:
-        if not isinstance(module, torch.nn.Module):
-            raise TypeError(f"module: expected torch.nn.Module, got {type(module).__name__}. Call reloadable(module)")
+        require_module(module, "reloadable(module)")
         if any(map(is_sharded, _tensors(module))):
             raise TypeError(
                 "module: expected tensors that are whole in this process, got DTensors. Processes do not reload at one "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ class SealedModelLoader(BaseModelLoader):
         folder = self._open_own(ring) if self._is_own(model_config) else self._open_next(model_config.model, ring)
         weights = folder.weights()
         device = next(model.parameters()).device
-        return iter(lazy_weights(weights, _transfer(ring), str(device)).items())
+        return iter(lazy_weights(weights, partial(to_device, keys=ring), str(device)).items())
 
     def _is_own(self, model_config: ModelConfig) -> bool:
         copy = self._settings.get("copy")
@@ -78,10 +79,3 @@ class SealedModelLoader(BaseModelLoader):
                 "code. Start vLLM again with this folder"
             )
         return folder
-
-
-def _transfer(ring: KeyRing) -> Any:
-    def transfer(sealed: Any, device: Any, **options: Any) -> Any:
-        return to_device(sealed, device, keys=ring, **options)
-
-    return transfer
