@@ -2,13 +2,12 @@
 
 import errno
 import os
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastrack._cli.commands.attest import Collateral, UnderPolicy, load_collateral
+from fastrack._cli.commands.attest import Collateral, UnderPolicy, load_collateral, read_clock
 from fastrack._cli.commands.broker import (
     Certificate,
     Host,
@@ -28,7 +27,7 @@ from fastrack.errors import FormatError
 
 if TYPE_CHECKING:
     from fastrack._keys.keyring import KeyRing
-    from fastrack.tour import OwnerDesk, Terms, TourLedger
+    from fastrack.tour import Terms
 
 Database = Annotated[
     Path, typer.Option("--database", metavar="DATABASE", help="The desk's database, in SQLite, of this tour alone.")
@@ -38,11 +37,6 @@ ClientCa = Annotated[
 ]
 Rate = Annotated[float, typer.Option(min=0.1, help="Requests a minute that an address may send.")]
 Burst = Annotated[int, typer.Option(min=1, help="Requests that an address may send at once.")]
-
-
-def read_clock() -> datetime:
-    """Return the time."""
-    return datetime.now(UTC)
 
 
 def own(
@@ -66,12 +60,13 @@ def own(
 
     It grants the model's key to each visit, and delegates the signing of the next version.
     """
-    from fastrack.tour import TourLedger
+    from fastrack.tour import OwnerDesk, TourLedger, serve
 
     tls = _check(certificate, private_key, client_ca, host, insecure=insecure_loopback)
-    terms = _read_terms(policy, collateral)
-    desk = _open_own(source, signer, key, TourLedger(database), terms)
-    _serve(desk, host=host, port=port, insecure_loopback=insecure_loopback, rate=rate, burst=burst, **tls)
+    terms, ledger, mine = _read_terms(policy, collateral), TourLedger(database), load_signer(signer)
+    plan = load_chain(source, mine.verifier).plan
+    desk = OwnerDesk(plan, open_ring(key).first, terms=terms, signer=mine, ledger=ledger)
+    serve(desk, host=host, port=port, insecure_loopback=insecure_loopback, rate=rate, burst=burst, **tls)
 
 
 def hold(
@@ -105,7 +100,7 @@ def hold(
     It grants the keys of the data to visits at the holder's turns, and keeps their receipts.
     """
     from fastrack.grants import Verifier
-    from fastrack.tour import HolderDesk, TourLedger
+    from fastrack.tour import HolderDesk, TourLedger, serve
 
     tls = _check(certificate, private_key, client_ca, host, insecure=insecure_loopback)
     plan = load_chain(source, Verifier.load(owner), plan_digest).plan
@@ -114,7 +109,7 @@ def hold(
     terms, keys = _read_terms(policy, collateral), list(ring) or [ring.first]
     with refuse_values("--signer"):
         desk = HolderDesk(plan, keys, files=files, terms=terms, signer=mine, ledger=TourLedger(database))
-    _serve(desk, host=host, port=port, insecure_loopback=insecure_loopback, rate=rate, burst=burst, **tls)
+    serve(desk, host=host, port=port, insecure_loopback=insecure_loopback, rate=rate, burst=burst, **tls)
 
 
 def key(
@@ -161,14 +156,6 @@ def _read_terms(policy: Path, collateral: Path | None) -> "Terms":
     return Terms.from_toml(policy, collateral=given, roots=VENDOR_ROOTS, clock=read_clock)
 
 
-def _open_own(source: Path, signer: Path, key: str | None, ledger: "TourLedger", terms: "Terms") -> "OwnerDesk":
-    from fastrack.tour import OwnerDesk
-
-    mine = load_signer(signer)
-    plan = load_chain(source, mine.verifier).plan
-    return OwnerDesk(plan, open_ring(key).first, terms=terms, signer=mine, ledger=ledger)
-
-
 def _read_ids(data: list[Path], ring: "KeyRing") -> list[str]:
     """Return the ids of sealed files. Refuse a file with anything in plain, and one that no key opens."""
     from fastrack import load_file
@@ -183,9 +170,3 @@ def _read_ids(data: list[Path], ring: "KeyRing") -> list[str]:
                 )
             ids.append(str(file.file_id))
     return ids
-
-
-def _serve(desk: Any, **options: Any) -> None:
-    from fastrack.tour import serve
-
-    serve(desk, **options)

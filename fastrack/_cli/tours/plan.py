@@ -1,13 +1,13 @@
 """``fastrack tour plan``: sign the plan of a tour, and write the folder that it begins with."""
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fastrack._cli.commands.attest import Period
+from fastrack._cli.commands.attest import Period, read_clock
 from fastrack._cli.commands.broker import Signer
 from fastrack._cli.commands.grant import load_signer
 from fastrack._cli.console import clean, pluralize, tell
@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 
 _LONGEST = timedelta(days=366)
 _NAME = re.compile(r"[\w.-]+")
-
-
-def read_clock() -> datetime:
-    """Return the time."""
-    return datetime.now(UTC)
 
 
 def plan(
