@@ -63,7 +63,9 @@ def fetch(
     from fastrack.attest import CollateralServices, fetch_collateral
     from fastrack.attest._exchange import VENDOR_ROOTS
 
-    _check_bundle(bundle)
+    if bundle is not None and not bundle.is_dir():
+        problem = "expected a folder that `fastrack attest fetch` filled elsewhere, got none. Carry it over first"
+        raise NotADirectoryError(errno.ENOTDIR, problem, str(bundle))
     given = {
         "intel": intel,
         "intel_roots": intel_roots,
@@ -94,12 +96,6 @@ def fetch(
         print_json(documents=[_members(document) for document in documents])
     if any(document.kept_because is not None for document in documents):
         raise typer.Exit(1)
-
-
-def _check_bundle(bundle: Path | None) -> None:
-    if bundle is not None and not bundle.is_dir():
-        problem = "expected a folder that `fastrack attest fetch` filled elsewhere, got none. Carry it over first"
-        raise NotADirectoryError(errno.ENOTDIR, problem, str(bundle))
 
 
 def _check_addresses(services: "CollateralServices") -> None:
