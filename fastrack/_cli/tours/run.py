@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fastrack._cli.commands.attest import read_clock
 from fastrack._cli.console import clean, note, pluralize, tell
 from fastrack._cli.errors import refuse_values
 from fastrack._cli.options import Json, Silent
-from fastrack._cli.tours.desks import read_clock
 from fastrack._cli.tours.options import list_shards
 from fastrack._util.rights import open_own
 from fastrack.errors import FormatError, RollbackError
