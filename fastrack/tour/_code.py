@@ -127,7 +127,8 @@ def _find_top(module_name: str) -> Path:
             break
         file = getattr(module, "__file__", None) or getattr(module, "origin", None)
         if file is not None:
-            if Path(file).name == "__init__.py" or (len(parts) == 1 and file.endswith(".py")):
+            is_source = Path(file).name == "__init__.py" or (len(parts) == 1 and file.endswith(".py"))
+            if is_source and Path(file).is_file():  # not in an archive
                 return Path(file)
             break
         # Else it is a namespace, which has no code of its own.

@@ -8,6 +8,7 @@ import py_compile
 import runpy
 import struct
 import sys
+import zipfile
 from hashlib import sha256
 from importlib.util import MAGIC_NUMBER, cache_from_source
 from pathlib import Path
@@ -207,6 +208,20 @@ def test_bytecode_of_an_older_source_is_not_run_and_not_refused(tmp_path):
     assert tour.code_digest("wards:train")
     cached = (tmp_path / "__pycache__").iterdir()
     assert [path.name for path in cached] == [Path(cache_from_source("wards.py")).name]
+
+
+def test_code_in_an_archive_is_refused(tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "code.zip", "w") as archive:
+        for name in ("wards.py", "ward/__init__.py", "ward/core.py"):
+            archive.writestr(name, CODE)
+    monkeypatch.syspath_prepend(tmp_path / "code.zip")
+    try:
+        for module in ("wards", "ward.core"):
+            for ask in (tour.code_digest, tour.code_files):
+                with pytest.raises(FormatError, match="expected a file of Python"):
+                    ask(f"{module}:train")
+    finally:
+        forget()
 
 
 def test_a_module_of_a_package_without_an_init_is_refused_and_a_package_there_is_not(tmp_path, monkeypatch):
