@@ -118,7 +118,7 @@ def _read(module_name: str) -> tuple[Path, dict[str, bytes]]:
 def _find_top(module_name: str) -> Path:
     """Return the file of a module, or of the outermost package around it. None of their code is run."""
     spec = getattr(sys.modules.get(module_name), "__spec__", None)
-    parts = getattr(spec, "name", module_name).split(".")  # also of what `python -m` runs by the name __main__
+    parts = getattr(spec, "name", module_name).split(".")  # also of a program, whose own name is __main__
     for count in range(1, len(parts) + 1):
         name = ".".join(parts[:count])
         try:
