@@ -159,8 +159,8 @@ def locks_of(text):
     """Return the names of what has a lock in a module, and keeps it in a forked child."""
     tree = ast.parse(text)
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    imported = {each.asname or each.name: (node.module, each.name) for node in froms for each in node.names}
+    origins = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    imported = {each.asname or each.name: (node.module, each.name) for node in origins for each in node.names}
     actions = {"reset_after_fork"} | {
         ast.unparse(node.args[0])
         for node in ast.walk(tree)
