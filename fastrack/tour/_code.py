@@ -29,9 +29,10 @@ def code_digest(train: str | Train) -> str:
     """Return the SHA-256 that a plan names its training code by, in hexadecimal.
 
     It covers the function's name in its module (``__qualname__``), and the file of this module; of a module in a
-    package, all files of Python of the outermost package around it that has an ``__init__.py``. Each name and content
-    counts, after its length in 8 bytes, big-endian. Files count as they are on the disk: start anew a process that
-    imported them before they were changed. Libraries are not covered: the measurements of the machine are.
+    package, all files of Python of the outermost package around it that has an ``__init__.py``, by their names with
+    that of the package. Each name and content counts, after its length in 8 bytes, big-endian. Files count as they are
+    on the disk: start anew a process that imported them before they were changed. Libraries are not covered: the
+    measurements of the machine are.
 
     Parameters
     ----------
@@ -62,7 +63,7 @@ def code_files(train: str | Train) -> tuple[Path, ...]:
     >>> [path.name for path in tour.code_files("json.tool:main")]
     ['__init__.py', 'decoder.py', 'encoder.py', 'scanner.py', 'tool.py']
     """
-    top, files = _read(train.partition(":")[0] if isinstance(train, str) else train.__module__)
+    top, _, files = _read(train.partition(":")[0] if isinstance(train, str) else train.__module__)
     return tuple(top.parent / name for name in files)
 
 
@@ -76,10 +77,10 @@ def load_code(train: str | Train, wanted: str | None = None) -> tuple[Train, str
         module_name, _, name = train.partition(":")
     else:
         module_name, name = getattr(train, "__module__", None) or "", getattr(train, "__qualname__", "")
-    top, files = _read(module_name)
+    top, prefix, files = _read(module_name)
     parts = [name.encode()]  # else another function of the module would run by the same plan
     for file, content in files.items():
-        parts += file.encode(errors="surrogateescape"), content
+        parts += f"{prefix}{file}".encode(errors="surrogateescape"), content
     digest = sha256(b"".join(len(part).to_bytes(8) + part for part in parts)).hexdigest()
     if wanted is not None and digest != wanted:
         raise RollbackError(
@@ -100,9 +101,9 @@ def load_code(train: str | Train, wanted: str | None = None) -> tuple[Train, str
     return function, digest
 
 
-def _read(module_name: str) -> tuple[Path, dict[str, bytes]]:
-    """Return the file of a module, or of the outermost package around it, and the contents of all files that count."""
-    top = _find_top(module_name)
+def _read(module_name: str) -> tuple[Path, str, dict[str, bytes]]:
+    """Return what `_find_top` does, and the contents of all files that count by their names in its folder."""
+    top, prefix = _find_top(module_name)
     files = {}
     for path in _sources(top.parent) if top.name == "__init__.py" else [top]:
         with open_regular(path) as file:
@@ -112,11 +113,14 @@ def _read(module_name: str) -> tuple[Path, dict[str, bytes]]:
         if compiled and not _is_compiled_from(str(path), path.stat().st_mtime, content, compiled):
             raise _refusal(cache, f"the bytecode of {path.name} or none", "other bytecode")
         files[path.relative_to(top.parent).as_posix()] = content
-    return top, files
+    return top, prefix, files
 
 
-def _find_top(module_name: str) -> Path:
-    """Return the file of a module, or of the outermost package around it. None of their code is run."""
+def _find_top(module_name: str) -> tuple[Path, str]:
+    """Return the file of a module, or of the outermost package around it, and that package's name with slashes.
+
+    By another name its own modules would be imported from elsewhere. None of their code is run.
+    """
     spec = getattr(sys.modules.get(module_name), "__spec__", None)
     parts = getattr(spec, "name", module_name).split(".")  # also of a program, whose own name is __main__
     for count in range(1, len(parts) + 1):
@@ -127,9 +131,9 @@ def _find_top(module_name: str) -> Path:
             break
         file = getattr(module, "__file__", None) or getattr(module, "origin", None)
         if file is not None:
-            is_source = Path(file).name == "__init__.py" or (len(parts) == 1 and file.endswith(".py"))
-            if is_source and Path(file).is_file():  # not in an archive
-                return Path(file)
+            is_package = Path(file).name == "__init__.py"
+            if Path(file).is_file() and (is_package or (len(parts) == 1 and file.endswith(".py"))):  # in no archive
+                return Path(file), f"{name.replace('.', '/')}/" if is_package else ""
             break
         # Else it is a namespace, which has no code of its own.
     raise _refusal(module_name, "a file of Python, in packages the outermost with an __init__.py", "another")

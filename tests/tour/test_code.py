@@ -6,6 +6,7 @@ import marshal
 import os
 import py_compile
 import runpy
+import shutil
 import struct
 import sys
 import zipfile
@@ -92,6 +93,24 @@ def test_all_of_the_outermost_package_is_code(package):
     folder.mkdir()
     (folder / "more.py").write_text("")
     assert tour.code_digest(TRAIN) not in {before, after}
+
+
+def test_a_package_by_another_name_is_other_code(package):
+    """Its own modules would be imported from a package elsewhere, of the name in its sources."""
+    before = tour.code_digest(TRAIN)
+    for other in ("wards", "space/ward"):
+        shutil.copytree(package, package.parent / other)
+        importlib.invalidate_caches()
+        assert tour.code_digest(f"{other.replace('/', '.')}.deep.core:train") != before
+    parts = (
+        b"train",
+        *(
+            part
+            for path in ("__init__.py", "deep/__init__.py", "deep/core.py", "util.py")
+            for part in (b"ward/" + path.encode(), (package / path).read_bytes())
+        ),
+    )
+    assert sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).hexdigest() == before
 
 
 def test_the_files_that_count_are_told(package):
