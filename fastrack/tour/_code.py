@@ -79,7 +79,7 @@ def load_code(train: str | Train, wanted: str | None = None) -> tuple[Train, str
         module_name, name = getattr(train, "__module__", None) or "", getattr(train, "__qualname__", "")
     top, prefix, files = _read(module_name)
     parts = [name.encode()]  # else another function of the module would run by the same plan
-    for file, content in files.items():
+    for file, content in files.items():  # by another name a package's own modules would come from elsewhere
         parts += f"{prefix}{file}".encode(errors="surrogateescape"), content
     digest = sha256(b"".join(len(part).to_bytes(8) + part for part in parts)).hexdigest()
     if wanted is not None and digest != wanted:
@@ -117,10 +117,7 @@ def _read(module_name: str) -> tuple[Path, str, dict[str, bytes]]:
 
 
 def _find_top(module_name: str) -> tuple[Path, str]:
-    """Return the file of a module, or of the outermost package around it, and that package's name with slashes.
-
-    By another name its own modules would be imported from elsewhere. None of their code is run.
-    """
+    """Return the file of a module, or of the outermost package around it with its name and slashes. Run no code."""
     spec = getattr(sys.modules.get(module_name), "__spec__", None)
     parts = getattr(spec, "name", module_name).split(".")  # also of a program, whose own name is __main__
     for count in range(1, len(parts) + 1):
