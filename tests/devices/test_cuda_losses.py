@@ -264,7 +264,7 @@ def places(hidden):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="memory is searched through /proc")
-@each("count", [1, 2, 15, 22, 100])
+@pytest.mark.parametrize("count", [2, *(pytest.param(each, marks=pytest.mark.nightly) for each in (1, 15, 22, 100))])
 def test_to_wrap_keys_leaves_no_copy_of_them(count):
     keys, hidden = MessageKeys(count), [os.urandom(32) for _ in range(count)]
     for row, disguised in enumerate(hidden):

@@ -16,11 +16,10 @@ from bench.gpu import decide, kit
 from bench.gpu.stages import STAGES
 from emulator.conftest import ROOT
 
+pytestmark = pytest.mark.nightly  # the kit takes minutes to gather; tests/benchmarks run the stages on a stand-in
 SITE = ROOT / "tests" / "emulator" / "site"
 SECONDS = 300
 NEED_MORE = {"memcheck", "loop", "profile"}  # compute-sanitizer, torch and ncu: they say so
-# Other tests run them on a stand-in, as kernels, and on both devices; of figures, another test here runs the beginning.
-LONG = {"memcheck", "first", "profile", "variants", "tests", "figures"}
 DECIDED = {"first": {"threads", "share"}, "variants": {"kernel", "carve-out"}, "figures": {"lead"}}  # without torch
 NOT_EMULATED = {"instruction rates"}  # kernels of single PTX instructions
 
@@ -62,10 +61,7 @@ def start(python, folder, out, *stages):
     )
 
 
-@pytest.mark.parametrize(
-    "stage",
-    [pytest.param(stage, marks=[pytest.mark.nightly] * (stage in LONG)) for stage in STAGES],
-)
+@pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_runs_through(python, folder, tmp_path, stage):
     process = start(python, folder, tmp_path, stage)
     output, errors = process.communicate(timeout=SECONDS)

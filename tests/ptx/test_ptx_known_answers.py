@@ -83,7 +83,8 @@ def do_all(text, seed, bits):
     return [(kernel, report.trace) for kernel, report in gpu.reports]
 
 
-@pytest.mark.parametrize("bits", [pytest.param(128, marks=pytest.mark.nightly), 256])
+@pytest.mark.nightly  # by day tests/kernels/test_cu_counts.py counts what kernels do
+@pytest.mark.parametrize("bits", [128, 256])
 def test_keys_and_texts_of_one_length_take_the_same_steps_banks_and_addresses(text, bits):
     first, second = (do_all(text, seed, bits) for seed in (1, 2))
     assert first == second
