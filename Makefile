@@ -48,7 +48,7 @@ $(NATIVE): $(shell find fastrack/_crypto fastrack/_devices/cuda -name '*.py') $(
 PARALLEL := --numprocesses 2 --dist loadscope --no-loadscope-reorder
 QUICK := -m "not slow and not nightly"
 
-test: $(STAMP) $(NATIVE)  ## run the quick tests; under three minutes on two cores
+test: $(STAMP) $(NATIVE)  ## run the quick tests; under four minutes on two cores
 	$(BIN)/python -m pytest $(PARALLEL) $(QUICK)
 
 # Other versions of NVRTC than that of .venv, for the tests that read what it makes of the kernels.
