@@ -24,7 +24,7 @@ T = TypeVar("T")
 LOGGER = "fastrack.broker"
 
 _JSON = "application/json"
-_REST = 2.0  # of the time that a document has taken, until the next one of its address
+_REST = 4.0  # of the time that a document has taken, until the next one of its address
 
 log = logging.getLogger(LOGGER)
 
@@ -134,7 +134,7 @@ class Handlers:
         return result
 
     async def judge(self, address: str, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function on a document in a thread: one at a time for an address, and for a third of the time at most.
+        """Call a function on a document in a thread: one at a time for an address, and for a fifth of the time at most.
 
         Parsers hold the interpreter's lock for most of that time, which others would wait for.
         """
