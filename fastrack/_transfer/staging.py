@@ -7,10 +7,13 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Self
+from weakref import WeakSet
 
 from fastrack._crypto.base import Bytes, Engine, Messages
 from fastrack._devices.base import Device, Slab, StagingBuffer
 from fastrack.errors import DeviceError
+
+_LOOK_AGAIN = 0.2  # seconds: a buffer whose call was interrupted is not released, but deleted, of which no caller hears
 
 
 class StagingPool:
@@ -30,7 +33,8 @@ class StagingPool:
     def reset_after_fork(self) -> None:
         """Forget all buffers: in a forked child they belong to the parent."""
         self._returned: list[StagingBuffer] = []  # in the order of their release
-        self._made = 0
+        # No number, which an interrupt could part from what it counts.
+        self._buffers: WeakSet[StagingBuffer] = WeakSet()
         self._change = threading.Condition()
 
     def acquire(self, *, block: bool) -> StagingBuffer | None:
@@ -40,23 +44,9 @@ class StagingPool:
         block: two such callers would deadlock.
         """
         with self._change:
-            while not self._returned and self._made == self.depth:
-                if not block:
-                    return None
-                self._change.wait()
-            buffer = self._choose()
-        if buffer is not None:
+            while (buffer := self._choose()) is None and block:
+                self._change.wait(_LOOK_AGAIN)
             return buffer
-        try:
-            return self._device.staging_buffer(self._size)
-        except BaseException as error:
-            with self._change:
-                self._made -= 1
-                self._change.notify()
-                if not isinstance(error, DeviceError) or not self._made:
-                    raise
-                self.depth = self._made  # without memory for another, the existing buffers have to do
-        return self.acquire(block=block)
 
     def release(self, buffer: StagingBuffer) -> None:
         """Return a buffer to the pool, whether or not the device is done with it."""
@@ -65,8 +55,6 @@ class StagingPool:
                 self._returned.append(buffer)
                 self._change.notify()
                 return
-            self._made -= 1
-            self._change.notify()
         _wipe([buffer])
 
     def reserve(self) -> None:
@@ -81,32 +69,39 @@ class StagingPool:
         with self._change:
             if not self._returned:
                 return None
-            self._made -= 1
+            self._buffers.discard(self._returned[0])
             return self._returned.pop(0)
 
-    def attach(self) -> None:
+    def attach(self, buffer: StagingBuffer) -> None:
         """Count a buffer, detached from another pool and in use, as one of this pool."""
         with self._change:
-            self._made += 1
+            self._buffers.add(buffer)
 
     def close(self) -> None:
         """Wipe and drop the free buffers now, buffers in use when they are released."""
         with self._change:
             self._closed = True
             returned, self._returned = self._returned, []
-            self._made -= len(returned)
+            self._buffers.difference_update(returned)
             self._change.notify_all()
         _wipe(returned)
 
     def _choose(self) -> StagingBuffer | None:
-        """Return the next buffer, or count a new one and return None: the caller allocates it."""
+        """Return a free buffer or a new one; None if all are taken."""
         for index in reversed(range(len(self._returned))):  # the one used last, which is in the caches
             if self._returned[index].ready():
                 return self._returned.pop(index)
-        if self._made < self.depth:
-            self._made += 1
-            return None
-        return self._returned.pop(0)  # the device will be done with it first
+        if (count := len(self._buffers)) < self.depth:
+            try:
+                buffer = self._device.staging_buffer(self._size)
+            except DeviceError:
+                if not count:
+                    raise
+                self.depth = count  # without memory for another, the existing buffers have to do
+            else:
+                self._buffers.add(buffer)
+                return buffer
+        return self._returned.pop(0) if self._returned else None  # the device will be done with it first
 
 
 class BufferLease:
@@ -152,7 +147,7 @@ class BufferLease:
             for other in self._pools:
                 buffer = other.detach()
                 if buffer is not None:
-                    self._pool.attach()
+                    self._pool.attach(buffer)
                     return buffer
             raise
 

@@ -315,8 +315,8 @@ class TestOnADeviceThatFails:
             monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
             yield channel
             for pool in channel._pools:
-                wait_until(lambda pool=pool: len(pool._returned) == pool._made)  # no buffer is out
-                assert pool._made <= fastrack._transfer.channel.DEPTH
+                wait_until(lambda pool=pool: len(pool._returned) == len(pool._buffers))  # no buffer is out
+                assert len(pool._buffers) <= fastrack._transfer.channel.DEPTH
             assert all(work.done() for work in channel._device.begun)
 
     @each("bad", [0, 6])

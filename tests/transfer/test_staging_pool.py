@@ -1,5 +1,6 @@
 """The pool gives each buffer to one transfer at a time, once the device is done with it, and keeps to its depth."""
 
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
@@ -10,7 +11,8 @@ from helpers.forking import in_forked_child
 from helpers.staged import StagedBuffer
 
 from fastrack import DeviceError
-from fastrack._transfer.staging import StagingPool
+from fastrack._transfer import staging
+from fastrack._transfer.staging import BufferLease, StagingPool
 
 
 class StagingBuffer(StagedBuffer):
@@ -162,10 +164,54 @@ def test_a_buffer_may_be_given_to_another_pool(host):
     assert one.detach() is None
     one.release(buffer)
     assert one.detach() is buffer
-    other.attach()
+    other.attach(buffer)
     other.release(buffer)
     assert acquire(other) == [buffer]
     assert acquire(one) != [buffer]
+
+
+def test_no_interrupt_keeps_a_place_of_the_pool():
+    device = Mock(staging_buffer=lambda size: StagingBuffer(np.ones(size, np.uint8)))
+    pool, lines = StagingPool(device, 10, 2), set()
+
+    def interrupt(frame, event, _):
+        if frame.f_code.co_filename != staging.__file__:
+            return None
+        place = (frame.f_code, frame.f_lineno)
+        if event == "line" and place not in lines:
+            lines.add(place)
+            raise KeyboardInterrupt
+        return interrupt
+
+    def borrow():
+        with BufferLease([pool], 0) as buffers:
+            buffers.acquire()
+            buffers.acquire()
+
+    before, is_whole = sys.gettrace(), False
+    try:
+        while not is_whole:
+            sys.settrace(interrupt)
+            try:
+                borrow()
+                is_whole = True
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(before)
+    finally:
+        sys.settrace(before)
+    assert len(lines) > 20
+    assert len(acquire(pool, 2)) == 2
+
+
+def test_a_buffer_that_is_lost_meanwhile_ends_the_wait_for_one():
+    pool = StagingPool(Mock(staging_buffer=lambda size: StagingBuffer(np.ones(size, np.uint8))), 10, 1)
+    buffers = acquire(pool)
+    with ThreadPoolExecutor(1) as executor:
+        waiting = executor.submit(acquire, pool)
+        buffers.clear()  # as by an interrupt ahead of its release
+        assert len(waiting.result(60)) == 1
 
 
 def test_where_there_is_no_memory_for_another_buffer_those_there_are_have_to_do(host):
