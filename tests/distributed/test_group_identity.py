@@ -261,15 +261,6 @@ def test_an_operation_of_one_kind_succeeds(kinds):
 
 
 @pytest.fixture
-def alone():
-    """A sealed default process group of this process alone."""
-    init_process_group(KEY, store=dist.HashStore(), rank=0, world_size=1)
-    yield dist.group.WORLD
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-@pytest.fixture
 def made(monkeypatch):
     """The parts of each session, from now on: ranks, name, run, and the session that it is derived from."""
     made = []

@@ -23,15 +23,6 @@ from fastrack.distributed._process_group import SealedProcessGroup
 KEY = Key.from_bytes(bytes(range(32)))
 
 
-@pytest.fixture
-def alone():
-    """A sealed default process group of this process alone."""
-    init_process_group(KEY, store=dist.HashStore(), rank=0, world_size=1)
-    yield dist.group.WORLD
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 @pytest.mark.usefixtures("alone")
 def test_groups_and_meshes_made_later_are_sealed():
     mesh = dist.device_mesh.init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicas", "shards"))
