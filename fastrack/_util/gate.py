@@ -20,7 +20,7 @@ _COUNTED: Mapping[str, tuple[bytes, ...]] = {
 }
 
 # Where the form of a kind gives no limit, genuine documents have a quarter of these at most. With them the peaks of all
-# parsers but that of an index stay below 16 times the document and 1 MiB (tests/attest/test_parsers.py).
+# parsers stay below 16 times the document and 1 MiB (tests/attest/test_parsers.py).
 LIMITS: Mapping[str, Mapping[str, int]] = {
     # Between an owner and a machine. An offer has up to 32 devices and 64 manifests with 16 OCSP responses each.
     "fastrack challenge": {"bytes": 1 << 10, "values": 16},
@@ -62,7 +62,7 @@ def admit(document: bytes, kind: str, *, name: str = "") -> None:
     No object is made of its content. `name` stands for it in errors, by default its kind.
     """
     for counted, most in LIMITS[kind].items():
-        # One byte after the other, as `translate` would make a copy of what may be 96 MiB.
+        # One byte after the other, as `translate` would make a copy of what may be 144 MiB.
         count = len(document) if counted == "bytes" else sum(map(document.count, _COUNTED[counted]))
         if count > most:
             raise FormatError(
