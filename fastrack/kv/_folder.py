@@ -122,11 +122,12 @@ class BlockFolder:
 
     def remove(self, context: BlockContext) -> int:
         """Remove the file of a block, and return its size; 0 if there is none."""
-        name, size = self._name(context), 0
+        name = self._name(context)
         with contextlib.suppress(OSError), self._opened(name) as at:
             size = os.stat(name, dir_fd=at, follow_symlinks=False).st_size
             os.unlink(name, dir_fd=at)
-        return size
+            return size
+        return 0
 
     def _name(self, context: BlockContext) -> str:
         return context.name(self.sealer.key) + _SUFFIX

@@ -191,6 +191,19 @@ def test_what_is_no_file_is_a_miss(folder, kind, tmp_path):
     assert folder.get(HERE, np.empty(10, np.uint8)) is (kind != "folder")
 
 
+def test_a_block_that_cannot_be_removed_frees_nothing(folder, monkeypatch):
+    folder.put(HERE, block_of(16))
+
+    def refuse(*_, dir_fd):  # noqa: ARG001 - as `os.unlink` has it
+        raise OSError(errno.EROFS, "read-only")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refuse)
+        assert folder.remove(HERE) == 0
+    assert folder.remove(HERE) == folder.sealer.sealed_size(16)
+    assert folder.remove(HERE) == 0
+
+
 def test_a_disk_that_does_not_answer_has_no_blocks(folder, monkeypatch):
     def fail(*_, **__):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
