@@ -66,8 +66,14 @@ class PrefetchLoader(Generic[Name]):
                 raise KeyError(f"tensor {wanted}: expected one of the plan that was not taken, got another one")
             part, ready = self._parts.pop(name), self._ahead.pop(name, None)
             self._size -= 0 if ready is None else part.nbytes
-            self._submit()
-        return self._open(part) if ready is None or ready.cancel() else ready.result()
+        try:
+            with self._lock:
+                self._submit()
+            return self._open(part) if ready is None or ready.cancel() else ready.result()
+        except (KeyboardInterrupt, SystemExit):  # of a signal: the tensor was not handed out, nor its error told
+            with self._lock:
+                self._parts = {name: part, **self._parts}
+            raise
 
     def __iter__(self) -> Iterator[tuple[Name, Any]]:
         while self._parts:

@@ -8,7 +8,7 @@ import pickle
 import random
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -339,6 +339,27 @@ def test_prefetch_opens_in_any_order_and_can_be_cancelled(vault):
     with pytest.raises(ClosedError):
         ahead.take(tickets[2])
     assert np.array_equal(vault.get(tickets[2]), contents[2])
+
+
+@pytest.mark.parametrize("place", ["_submit", "_open", "result"])
+def test_what_was_interrupted_is_taken_again(vault, monkeypatch, place):
+    contents = blocks()
+    tickets = [vault.put(f"block {number}", block) for number, block in enumerate(contents)]
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with vault.prefetch(tickets) as ahead:
+        if place == "_open":
+            ahead._ahead.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(*((Future, place) if place == "result" else (ahead, place)), interrupt)
+            patch.setattr(Future, "cancel", lambda _: False)
+            with pytest.raises(KeyboardInterrupt):
+                ahead.take(tickets[0])
+        assert [ticket.name for ticket in ahead.names()] == [f"block {number}" for number in range(6)]
+        for (_, found), block in zip(ahead, contents, strict=True):
+            assert np.array_equal(found, block)
 
 
 def test_a_failure_ahead_is_raised_where_it_is_taken_or_at_the_end(vault):
