@@ -88,13 +88,12 @@ class HolderDesk(DeskBase):
         if not names:
             raise ValueError(f"opening a holder's desk: expected a plan with {signer.verifier!r}, got one without")
         self.name = names[0]
-        self._keys, self._files = tuple(keys), tuple(sorted(set(files)))
+        self._keys, self._files, self._signer = tuple(keys), tuple(sorted(set(files))), signer
         if not self._keys or not 0 < len(self._files) <= FILES_LIMIT:
             raise ValueError(
                 f"opening the desk of {self.name}: expected keys and 1 to {FILES_LIMIT} files, got "
                 f"{len(self._keys)} and {len(self._files)}. Seal fewer and larger files"
             )
-        super().__init__(plan, terms, signer, ledger)
         # An answer that could not be made or read would use up a consent each time, so one is made and read now.
         recipient = Identity.generate(ALGORITHM).recipient
         try:
@@ -104,6 +103,7 @@ class HolderDesk(DeskBase):
                 f"opening the desk of {self.name}: expected keys and files whose grants fit into its answers, got "
                 f"{len(self._keys)} and {len(self._files)} ({error}). Seal fewer and larger files, under one key"
             ) from None
+        super().__init__(plan, terms, signer, ledger)  # last: it binds the database
 
     @property
     def _title(self) -> str:

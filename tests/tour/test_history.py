@@ -1,6 +1,7 @@
 """Desks compare whole histories, hold what they promised in their file, and make answers before anything counts."""
 
 import shutil
+import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
@@ -216,8 +217,14 @@ def ids(count):
 
 
 def open_holder(rig, keys, files):
-    own = rig.desks["ada"]
-    return HolderDesk(rig.plan, keys, files=files, terms=own._terms, signer=rig.signers["ada"], ledger=own._ledger)
+    with closing(tour.TourLedger(rig.folder / "another.db")) as ledger:
+        terms, signer = rig.desks["ada"]._terms, rig.signers["ada"]
+        return HolderDesk(rig.plan, keys, files=files, terms=terms, signer=signer, ledger=ledger)
+
+
+def is_bound(rig):
+    with closing(sqlite3.connect(rig.folder / "another.db")) as database:
+        return database.execute("SELECT count(*) FROM plan").fetchone() == (1,)
 
 
 def test_a_desk_of_more_files_than_a_grant_may_name_is_not_opened(rig):
@@ -225,7 +232,9 @@ def test_a_desk_of_more_files_than_a_grant_may_name_is_not_opened(rig):
     for count in (1870, 4096, 4097):
         with pytest.raises(ValueError, match="Seal fewer and larger files"):
             open_holder(rig, keys, ids(count))
+        assert not is_bound(rig)  # it may become the database of another tour
     open_holder(rig, keys, ids(1000))
+    assert is_bound(rig)
 
 
 def test_a_desk_of_more_keys_than_an_answer_may_have_is_not_opened(rig, monkeypatch):
