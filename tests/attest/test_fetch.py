@@ -1,5 +1,6 @@
 """Collateral is fetched for what an offer names, verified before it is kept, and asked for again when it ends."""
 
+import fcntl
 import itertools
 import json
 import os
@@ -29,6 +30,7 @@ from fastrack.attest._cpu.snp_kind import snp_files
 from fastrack.attest._device_collateral import check_folder
 from fastrack.attest._errors import CollateralFileError
 from fastrack.attest._fetch import client as clients
+from fastrack.attest._fetch import collateral
 from fastrack.grants import Signer
 
 TCB = "/tdx/certification/v4/tcb"
@@ -80,7 +82,7 @@ def test_what_was_fetched_verifies_and_is_not_asked_for_again(start, tmp_path, c
     service = start(cpu, gpus=2)
     documents = fetch(service, tmp_path)
     assert all(document.is_new and document.valid_until > NOW for document in documents)
-    names = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    names = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} - {".lock"}
     assert {document.name for document in documents} == names
     amd = {"vcek-0102030405060708-3-0-8-115.der", "cert_chain-Milan.pem", "crl-Milan.der"}
     cpus = {f"tdx-{tdx.FMSPC.hex()}.json"} if cpu == "tdx" else amd
@@ -303,6 +305,42 @@ def test_an_older_list_takes_no_place_of_one_that_has_ended(start, tmp_path):
     with pytest.raises(AttestationError, match="revoked"):
         fetch(service, folder, now=days(28))
     assert path.read_bytes() == newest
+
+
+def test_an_older_list_takes_no_place_of_one_that_came_meanwhile(start, tmp_path):
+    service, amd = start("snp", gpus=0), snp.amd("Milan")
+    older, newer = amd.ark.crl(start=days(-2), end=days(30)), amd.ark.crl(start=days(-1), end=days(31))
+    respond, asked = service.respond, []
+
+    def answer(path, body):
+        if not path.endswith("crl"):
+            return respond(path, body)
+        asked.append(path)
+        if len(asked) == 2:
+            return 200, {}, newer
+        assert fetch(service, tmp_path)[-1].is_new  # another process asks later, and is answered first
+        return 200, {}, older
+
+    service.respond = answer
+    *_, kept = fetch(service, tmp_path)
+    assert "no older than the one there" in kept.kept_because
+    assert (tmp_path / "crl-Milan.der").read_bytes() == newer
+
+
+def test_one_run_at_a_time_compares_and_replaces_a_document(start, tmp_path, monkeypatch):
+    service, written, write = start("snp", gpus=0), [], collateral._Fetching.write
+
+    def check(run, name, data):
+        with (tmp_path / ".lock").open("rb") as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        written.append(name)
+        write(run, name, data)
+
+    monkeypatch.setattr(collateral._Fetching, "write", check)
+    assert len(fetch(service, tmp_path)) == len(written)
+    assert (tmp_path / ".lock").stat().st_mode & 0o777 == 0o600  # another user who may read it could hold it
+    with (tmp_path / ".lock").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @pytest.mark.parametrize("number", [6, None])

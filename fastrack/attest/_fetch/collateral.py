@@ -7,11 +7,13 @@ appendix A (OCSP). Each document is verified as evidence is before it is kept, a
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
+import os
 import re
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -186,6 +188,14 @@ class _Fetching:
             return False
         return dates.since is None or self.now <= dates.since + (dates.until - dates.since) * _FRESH
 
+    def lock(self, stack: ExitStack) -> None:
+        """Have other runs wait until the stack ends, if there are locks and root did not make the file."""
+        make_own(self.folder.absolute(), 0o755)
+        with suppress(OSError):
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            stack.callback(os.close, lock := os.open(self.folder / ".lock", flags, 0o600))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+
     def write(self, name: str, data: bytes) -> None:
         path = self.folder / name
         make_own(path.parent.absolute(), 0o755)  # which no group may write to, or verifiers refuse it
@@ -204,21 +214,24 @@ class _Fetching:
         """
         data, dates, is_in_force = self.kept(name, verify) or (b"", None, False)
         is_new, why = False, None
-        if dates is None or not is_in_force or not self.is_fresh(dates):
-            try:
-                newer = fetch() if self.bundle is None else self.carried(name)
-                found = verify(newer, self.now)
-                if dates is not None:
-                    _require_newer(about, found, dates)
-            except (OSError, AttestationError, FormatError) as error:
-                if dates is None or not is_in_force:
-                    raise
-                why = str(error)
-            else:
-                is_new = newer != data
-                data, dates = newer, found
-        if is_new:
-            self.write(name, data)
+        with ExitStack() as stack:
+            if dates is None or not is_in_force or not self.is_fresh(dates):
+                try:
+                    newer = fetch() if self.bundle is None else self.carried(name)
+                    found = verify(newer, self.now)
+                    self.lock(stack)  # another run may have put a newer one there, or be about to
+                    data, dates, is_in_force = self.kept(name, verify) or (data, dates, is_in_force)
+                    if dates is not None:
+                        _require_newer(about, found, dates)
+                except (OSError, AttestationError, FormatError) as error:
+                    if dates is None or not is_in_force:
+                        raise
+                    why = str(error)
+                else:
+                    is_new = newer != data
+                    data, dates = newer, found
+            if is_new:
+                self.write(name, data)
         if judge is not None:
             judge(data)
         return FetchedDocument(name, about, dates.until, is_new, why)
