@@ -268,6 +268,16 @@ def test_marks_of_used_challenges_are_kept_until_these_have_ended(cli, folder, m
     assert "a" * 32 in left
 
 
+def test_a_machine_without_a_place_for_marks_is_told_how_to_name_one(cli, folder, monkeypatch):
+    cli("attest collect challenge offer")
+    (folder / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "file"))  # as a home that is not there, or only read
+    assert "name one with XDG_STATE_HOME" in cli.error(f"attest grant offer {GRANT} --out first")
+    assert not (folder / "first").exists()
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    cli(f"attest grant offer {GRANT} --out first")
+
+
 @pytest.mark.usefixtures("quiet")
 def test_an_exchange_by_pipes(cli, folder):
     os.mkfifo("offer")

@@ -218,7 +218,11 @@ def _use_up(path: Path, challenge_id: str) -> None:
     if base.startswith("~"):
         raise FileNotFoundError(errno.ENOENT, "no folder to mark challenges in; name one with XDG_STATE_HOME", base)
     marks = Path(base).absolute() / "fastrack" / "challenges"
-    make_own(marks)
+    with suppress(OSError):
+        make_own(marks)
+    if not os.access(marks, os.W_OK):
+        advice = "expected a folder to mark challenges in, got none to write to; name one with XDG_STATE_HOME"
+        raise PermissionError(errno.EACCES, advice, str(marks))
     require_own(marks)
     for mark in marks.iterdir():
         with suppress(FileNotFoundError):  # which another run has removed
