@@ -10,11 +10,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 from fastrack._keys.signing import read_unverified_payload
-from fastrack.attest._broker.ledger import LOG_SCHEMA, Ledger, read_log
+from fastrack.attest._broker.ledger import LOG_SCHEMA, Ledger, open_to_read, read_log
 from fastrack.errors import AuthenticationError, FormatError, RollbackError
 
 _TABLES = """CREATE TABLE plan (
@@ -219,7 +218,7 @@ def read_kept(path: str | os.PathLike[str]) -> Kept:
         for entry in read_log(path, kind=TourLedger):
             if entry.event in logged:
                 logged[entry.event][entry.details["visit"], entry.details["attempt"]] = dict(entry.details)
-        with closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)) as database:
+        with closing(open_to_read(path)) as database:
             bound = database.execute("SELECT role, digest FROM plan").fetchone()
             query = f"SELECT {_COLUMNS}, offer FROM attempts ORDER BY visit, attempt"  # noqa: S608 - a constant
             for *values, offer in database.execute(query):

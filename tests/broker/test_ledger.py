@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -302,6 +302,37 @@ def test_a_view_that_never_ends_is_refused_as_a_log(filled):
             read(filled)
 
 
+@contextmanager
+def only_read(folder):
+    """Let nothing be written into a folder for a while, by root neither."""
+    if os.geteuid():
+        folder.chmod(0o500)
+        yield
+        folder.chmod(0o700)
+        return
+    if subprocess.run(["mount", "--bind", folder, folder], stderr=subprocess.DEVNULL, check=False).returncode:
+        pytest.skip("root may mount nothing here")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", folder], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_a_copied_log_is_read_where_nothing_can_be_written(filled, tmp_path):
+    whole, apart = tmp_path / "whole", tmp_path / "apart"
+    for folder in (whole, apart):
+        folder.mkdir()
+        shutil.copy(filled, folder / "copy.db")
+    with closing(Ledger(filled)) as ledger:
+        ledger.append("later", {}, now=NOW)
+        shutil.copy(f"{filled}-wal", apart / "copy.db-wal")
+    with only_read(whole):
+        assert len(read_log(whole / "copy.db")) == len(read_log(filled)) - 1
+    with only_read(apart), pytest.raises(fastrack.FormatError, match="read a copy with its -wal in a folder of yours"):
+        read_log(apart / "copy.db")  # without the -wal it would be an older one
+
+
 def test_other_files_are_refused(tmp_path):
     other = tmp_path / "other.db"
     with closing(sqlite3.connect(other)) as database:
@@ -310,9 +341,9 @@ def test_other_files_are_refused(tmp_path):
     text = tmp_path / "text.db"
     text.write_bytes(b"no database at all" * 100)
     for path in (other, text):
-        with pytest.raises(fastrack.FormatError, match="expected a broker's database"):
+        with pytest.raises(fastrack.FormatError, match="expected the database of a broker"):
             Ledger(path)
-        with pytest.raises(fastrack.FormatError, match="expected a broker's database"):
+        with pytest.raises(fastrack.FormatError, match="expected the database of a broker"):
             read_log(path)
     with pytest.raises(FileNotFoundError):
         read_log(tmp_path / "none.db")

@@ -256,7 +256,7 @@ def read_log(
     """
     open_regular(path).close()  # so that a missing file raises an OSError
     try:
-        with closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, timeout=_WAIT)) as database:
+        with closing(open_to_read(path)) as database:
             database.execute("BEGIN")  # so that all rows are of one snapshot
             if database.execute("PRAGMA application_id").fetchone()[0] != kind.application:
                 raise sqlite3.DatabaseError("one of another program")  # noqa: TRY301 - reported below
@@ -273,6 +273,14 @@ def read_log(
     if head is not None and head not in {entry.hash for entry in entries}:
         raise _broken("an entry with the noted hash", f"none among {len(entries)}")
     return entries
+
+
+def open_to_read(path: str | os.PathLike[str]) -> sqlite3.Connection:
+    """Open a database for reading, also where nothing can be written, as long as it has no ``-wal``."""
+    file = Path(path).resolve()
+    is_whole = not os.path.lexists(f"{file}-wal") and not os.access(file.parent, os.W_OK)
+    options = "mode=ro&immutable=1" if is_whole else "mode=ro"
+    return sqlite3.connect(f"{file.as_uri()}?{options}", uri=True, timeout=_WAIT)
 
 
 def _refuse_challenge(action: str, wanted: str, found: object, advice: str) -> ChallengeError:
@@ -292,7 +300,8 @@ def _require_tables(database: sqlite3.Connection, schema: str) -> None:
 
 
 def _not_a_ledger(path: str | os.PathLike[str], error: sqlite3.Error) -> FormatError:
-    return FormatError(f"opening {path} failed: expected a broker's database, got {error}. Name another file.")
+    advice = "Name another file, or read a copy with its -wal in a folder of yours."
+    return FormatError(f"opening {path} failed: expected the database of a broker or a desk, got {error}. {advice}")
 
 
 def _verify_entries(rows: list[tuple[Any, ...]]) -> list[LogRecord]:
