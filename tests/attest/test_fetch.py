@@ -328,15 +328,15 @@ def test_an_older_list_takes_no_place_of_one_that_came_meanwhile(start, tmp_path
 
 
 def test_one_run_at_a_time_compares_and_replaces_a_document(start, tmp_path, monkeypatch):
-    service, written, write = start("snp", gpus=0), [], collateral._Fetching.write
+    service, written, new = start("snp", gpus=0), [], collateral.new_file
 
-    def check(run, name, data):
+    def check(path, **options):
         with (tmp_path / ".lock").open("rb") as lock, pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        written.append(name)
-        write(run, name, data)
+        written.append(path)
+        return new(path, **options)
 
-    monkeypatch.setattr(collateral._Fetching, "write", check)
+    monkeypatch.setattr(collateral, "new_file", check)
     assert len(fetch(service, tmp_path)) == len(written)
     assert (tmp_path / ".lock").stat().st_mode & 0o777 == 0o600  # another user who may read it could hold it
     with (tmp_path / ".lock").open("rb") as lock:

@@ -147,6 +147,7 @@ class _Dates:
 
 _Verify = Callable[[bytes, datetime | None], _Dates]  # at that time, or when the document was issued
 _Judge = Callable[[bytes], object]
+_Pair = tuple[x509.Certificate, x509.Certificate]  # a certificate and its issuer
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +197,6 @@ class _Fetching:
             stack.callback(os.close, lock := os.open(self.folder / ".lock", flags, 0o600))
             fcntl.flock(lock, fcntl.LOCK_EX)
 
-    def write(self, name: str, data: bytes) -> None:
-        path = self.folder / name
-        make_own(path.parent.absolute(), 0o755)  # which no group may write to, or verifiers refuse it
-        with new_file(path, mode=0o644, overwrite=True) as file:
-            file.write(data)
-
     def document(
         self, name: str, about: str, verify: _Verify, fetch: Callable[[], bytes], judge: _Judge | None = None
     ) -> FetchedDocument:
@@ -231,7 +226,9 @@ class _Fetching:
                     is_new = newer != data
                     data, dates = newer, found
             if is_new:
-                self.write(name, data)
+                path = self.folder / name
+                make_own(path.parent.absolute(), 0o755)  # which no group may write to, or verifiers refuse it
+                stack.enter_context(new_file(path, mode=0o644, overwrite=True)).write(data)
         if judge is not None:
             judge(data)
         return FetchedDocument(name, about, dates.until, is_new, why)
@@ -555,21 +552,16 @@ def _fetch_rim(run: _Fetching, rim_id: str, chip: str) -> FetchedDocument:
 def _fetch_responses(run: _Fetching, chains: Iterable[Sequence[x509.Certificate]]) -> Iterator[FetchedDocument]:
     """Fetch a response about each certificate but the roots, once where chains have some in common."""
     pairs = {certificate: issuer for chain in chains for certificate, issuer in pairwise(chain)}
-    for certificate, issuer in pairs.items():
+    for pair in pairs.items():
+        certificate, issuer = pair
         request = ocsp.OCSPRequestBuilder().add_certificate(certificate, issuer, SHA1()).build()  # noqa: S303 - a name
 
-        def verify(
-            data: bytes,
-            now: datetime | None,
-            certificate: x509.Certificate = certificate,
-            issuer: x509.Certificate = issuer,
-        ) -> _Dates:
-            now = now or ocsp.load_der_ocsp_response(data).this_update_utc
-            verified, _ = verify_status(data, certificate, issuer, now=now)
+        def verify(data: bytes, now: datetime | None, pair: _Pair = pair) -> _Dates:
+            verified, _ = verify_status(data, *pair, now=now or ocsp.load_der_ocsp_response(data).this_update_utc)
             return _Dates((verified.this_update,), verified.this_update, verified.valid_until)
 
-        def judge(data: bytes, certificate: x509.Certificate = certificate, issuer: x509.Certificate = issuer) -> None:
-            verify_ocsp_response(data, certificate, issuer, now=run.now)
+        def judge(data: bytes, pair: _Pair = pair) -> None:
+            verify_ocsp_response(data, *pair, now=run.now)
 
         def fetch(body: bytes = request.public_bytes(Encoding.DER)) -> bytes:
             kind = "application/ocsp-request"
