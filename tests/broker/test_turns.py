@@ -46,7 +46,31 @@ async def until(condition):
     raise AssertionError
 
 
-def test_an_address_rests_for_twice_the_time_that_its_document_took_though_that_was_refused():
+def test_an_address_does_not_rest_for_the_time_that_it_waited_for_others(monkeypatch):
+    monkeypatch.setattr("fastrack.attest._broker.handlers.usable_cpus", lambda: 1)
+    asyncio.run(wait_for_others())
+
+
+async def wait_for_others():
+    handlers, begun, going_on, rests = make_handlers(), [], threading.Event(), []
+
+    def judge():
+        begun.append(time.monotonic())
+        going_on.wait(60)
+
+    others = [asyncio.create_task(handlers.judge(address, judge)) for address in (CROWD, OTHER)]
+    await until(lambda: len(begun) == 2)  # as many as there are threads
+    waiting = asyncio.create_task(handlers.judge("198.51.100.1", lambda: "judged"))
+    await asyncio.sleep(0.3)
+    loop = asyncio.get_running_loop()
+    later, loop.call_later = loop.call_later, lambda delay, action: rests.append(delay) or later(0, action)
+    going_on.set()
+    assert await waiting == "judged"
+    await asyncio.gather(*others)
+    assert min(rests) < max(rests) / 2  # that of those that held the threads
+
+
+def test_an_address_rests_for_four_times_as_long_as_its_document_took_though_that_was_refused():
     asyncio.run(rest())
 
 
@@ -61,4 +85,4 @@ async def rest():
     for _ in range(2):
         with suppress(ValueError):
             await handlers.judge(CROWD, judge)
-    assert begins[1] - begins[0] >= 0.09
+    assert begins[1] - begins[0] >= 0.15

@@ -141,8 +141,14 @@ class Handlers:
         turn = self._turns.setdefault(network_of(address), asyncio.Lock())
         await turn.acquire()
         begin = time.monotonic()
+
+        def timed() -> T:
+            nonlocal begin
+            begin = time.monotonic()  # in its thread, as the wait for one is the time of other addresses
+            return function(*arguments)
+
         try:
-            return await self.work(function, *arguments)
+            return await self.work(timed)
         finally:
             asyncio.get_running_loop().call_later(_REST * (time.monotonic() - begin), turn.release)
 
