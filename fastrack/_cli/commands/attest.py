@@ -103,7 +103,8 @@ def collect(
         check_document(str(locate_local(grants)))
     if out is not None:
         _check_key_target(out)
-    period, say = parse_period(wait, "--wait"), _keep_quiet if target == "-" else note
+    period = parse_period(wait, "--wait")
+    say = note if target != "-" else lambda _: None  # another command reads the offer, and a person its output
     gather = partial(attest.collect_evidence, collateral=collateral, gpus=gpus)
     pending = attest.make_offer(read_challenge(source), gather)
     write_document(target, pending.to_bytes())
@@ -123,10 +124,6 @@ def collect(
         path = out / f"{key.id}.key" if out.is_dir() else out
         key.save(path)
         say(f"key {key.id} stored in {path}")
-
-
-def _keep_quiet(_: str) -> None:
-    """Say nothing: another command reads the offer, and a person its output."""
 
 
 def verify(

@@ -130,8 +130,7 @@ class Handlers:
         """Call a function in a thread, so that the loop goes on. Use at most one thread per CPU, but two on one CPU."""
         if self._threads is None:
             self._threads = anyio.CapacityLimiter(max(2, usable_cpus()))
-        result: T = await run_sync(function, *arguments, limiter=self._threads)
-        return result
+        return await run_sync(function, *arguments, limiter=self._threads)
 
     async def judge(self, address: str, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function on a document in a thread: one at a time for an address, and for a fifth of the time at most.
