@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import io
 import os
@@ -220,6 +221,7 @@ class _Stream(io.BufferedReader):
 
     def _remember(self, read: Callable[..., Any], *args: Any) -> Any:
         try:
+            ctypes.pythonapi.PyErr_CheckSignals()  # raises what an earlier call left, which torch reads over
             return read(*args)
         except BaseException as error:
             self.error = self.error or error

@@ -128,6 +128,30 @@ def test_an_interrupt_in_a_read_ends_a_load(tmp_path, monkeypatch):
             torch.load(path)
 
 
+@pytest.mark.parametrize("name", ["read", "readinto"])
+@pytest.mark.parametrize("is_before", [True, False])
+def test_an_interrupt_at_the_edge_of_a_read_ends_a_load(tmp_path, monkeypatch, name, is_before):
+    path, calls, method = tmp_path / "checkpoint", [], getattr(_Stream, name)
+    torch.save(STATE, path)
+
+    def interrupted(self, *args):
+        calls.append(True)
+        if is_before and len(calls) == place:
+            raise KeyboardInterrupt
+        result = method(self, *args)
+        if len(calls) == place:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(_Stream, name, interrupted)
+    place = 0
+    torch.load(path)
+    for place in range(1, len(calls) + 1, 5):  # noqa: B007 - read above
+        calls.clear()
+        with pytest.raises(KeyboardInterrupt):
+            torch.load(path)
+
+
 def test_an_object_is_pickled_in_the_thread_and_modes_of_the_caller(tmp_path):
     seen, lock = [], threading.RLock()
 
