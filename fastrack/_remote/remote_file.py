@@ -230,9 +230,8 @@ class _Copy:
         for candidates in blocks:
             runs.append(candidates[:0])
             most = max(_REQUEST // BLOCK, min(len(candidates) // 8, _LONGEST // BLOCK))
-            flags = self.entry.flags(
-                candidates.start, candidates.stop
-            )  # before `pending`: downloaded blocks are in both
+            # Before `pending`, as downloaded blocks are in both.
+            flags = self.entry.flags(candidates.start, candidates.stop)
             for block, is_present in zip(candidates, flags, strict=True):
                 if is_present:
                     continue

@@ -118,9 +118,7 @@ class VaultTransit(KeyWrapper):
         path = f"/v1/{self._mount}/{operation}/{self._name}"
         sent = tuple(map(str, (client.url, client.adapter.namespace, path, client.token)))
         if self._was_refused(*sent):
-            reason = (
-                "the token was refused before, and is not sent again. Get another, or a right for it and start anew"
-            )
+            reason = "the token was refused before, and is not sent again. Get another, or a right and start anew"
             raise self._failure(reason, refusal=True)
         try:
             answer = client.adapter.post(path, json=arguments, raise_exception=False)
