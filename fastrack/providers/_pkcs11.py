@@ -239,7 +239,7 @@ class Pkcs11(KeyWrapper):
 
     def _read_pin(self) -> str | None:
         if not self._pin_source:
-            return os.environ.get(PIN_VARIABLE, "").rstrip("\r\n") or None
+            return os.environ.get(PIN_VARIABLE, "").removeprefix("\ufeff").rstrip("\r\n") or None
         with read_private(self._pin_source, _PIN_LIMIT) as content:
             try:
                 pin = content.decode("utf-8-sig").rstrip("\r\n")
