@@ -19,7 +19,7 @@ from fastrack.attest._offer import ALGORITHM
 from fastrack.errors import GrantError, RollbackError
 from fastrack.tour._chain import Chain, VerifiedVisit, read_receipt
 from fastrack.tour._desk import DeskBase, Terms
-from fastrack.tour._documents import FILES_LIMIT, Consent, Delegation, Plan, Receipt
+from fastrack.tour._documents import Consent, Delegation, Plan, Receipt
 from fastrack.tour._ledger import Accepted, Attempt, TourLedger
 from fastrack.tour._messages import pack, read_grants, unpack, write_grants
 from fastrack.tour._request import VisitRequest
@@ -89,10 +89,10 @@ class HolderDesk(DeskBase):
             raise ValueError(f"opening a holder's desk: expected a plan with {signer.verifier!r}, got one without")
         self.name = names[0]
         self._keys, self._files, self._signer = tuple(keys), tuple(sorted(set(files))), signer
-        if not self._keys or not 0 < len(self._files) <= FILES_LIMIT:
+        if not self._keys or not self._files:
             raise ValueError(
-                f"opening the desk of {self.name}: expected keys and 1 to {FILES_LIMIT} files, got "
-                f"{len(self._keys)} and {len(self._files)}. Seal fewer and larger files"
+                f"opening the desk of {self.name}: expected keys and files, got {len(self._keys)} and "
+                f"{len(self._files)}. Name what visits may open"
             )
         # An answer that could not be made or read would use up a consent each time, so one is made and read now.
         recipient = Identity.generate(ALGORITHM).recipient
