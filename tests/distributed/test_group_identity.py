@@ -291,6 +291,9 @@ def test_each_later_group_derives_from_the_default_group_however_it_is_made(alon
     with pytest.raises(RuntimeError, match="split"):  # torch refuses it: it splits groups of NCCL alone
         dist.split_group(split_ranks=[[0]])
 
+    same = KEY.material(), [bytes(32)], [0], "0 1", ""
+    assert len({GroupSession(*same, within).mac(b"", 0) for within in (None, alone.session, *DEFAULTS)}) == 5
+
     first = alone.session
     dist.destroy_process_group()
     made.clear()

@@ -50,7 +50,7 @@ def _save_until_interrupted(save, check, number, error, commands, answers):
     def handle(_, frame):
         if frame.f_globals["__name__"] != "copyreg":
             raise error
-        signal.setitimer(signal.ITIMER_REAL, 0.0005)  # soon again: it drops all errors in a line, in plain saves, too
+        signal.setitimer(signal.ITIMER_REAL, 0.0005)  # soon again: it drops all errors in a line, also unprotected
 
     status = 1
     gc.callbacks.clear()  # Hypothesis has one in Python, and what is raised in such a one is lost
