@@ -135,7 +135,7 @@ def pairs_of_groups(chance, size):
 
     one = draw()
     other = draw()
-    if chance.random() < 0.7:  # in one thing alone
+    if chance.random() < 0.7:  # in one thing only
         name = chance.choice(["run", "default", "name", "ranks"])
         other = Group(**{**vars(one), name: getattr(other, name)})
     return [one, other] if one != other else pairs_of_groups(chance, size)
@@ -288,7 +288,7 @@ def test_each_later_group_derives_from_the_default_group_however_it_is_made(alon
         assert made, way
         assert all(within is alone.session for *_, within in made), way
         assert len({name for _, name, *_ in made}) == len(made), way
-    with pytest.raises(RuntimeError, match="split"):  # torch refuses it: it splits groups of NCCL alone
+    with pytest.raises(RuntimeError, match="split"):  # torch refuses it: it splits only groups of NCCL
         dist.split_group(split_ranks=[[0]])
 
     same = KEY.material(), [bytes(32)], [0], "0 1", ""

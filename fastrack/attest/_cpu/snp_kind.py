@@ -306,7 +306,7 @@ SNP = CpuKind(
     read=_read,
     collect=lambda report, table: SnpEvidence(report, **read_certificate_table(table)),
     report_data=lambda evidence: parse_snp_report(evidence.report).report_data,
-    bare=lambda evidence: replace(evidence, issuers=None, crl=None),  # the leaf of a VLEK is to be had there alone
+    bare=lambda evidence: replace(evidence, issuers=None, crl=None),  # only there the leaf of a VLEK is to be had
     complete=_complete,
     verify=_verify,
     read_policy=_read_policy,
