@@ -268,6 +268,23 @@ def test_marks_of_used_challenges_are_kept_until_these_have_ended(cli, folder, m
     assert "a" * 32 in left
 
 
+def test_a_mark_is_on_the_disk_before_anything_is_granted(cli, folder, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    synced, sync = [], os.fsync
+
+    def note_names(descriptor):
+        if Path(f"/proc/self/fd/{descriptor}").is_dir():
+            names = os.listdir(descriptor)  # noqa: PTH208 - a descriptor
+            synced.append((sorted(names), (folder / "first").exists()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note_names)
+    cli("attest collect challenge offer")
+    number = cli.json("attest show challenge")["challenge"]
+    cli(f"attest grant offer {GRANT} --out first")
+    assert ([number], False) in synced
+
+
 def test_a_machine_without_a_place_for_marks_is_told_how_to_name_one(cli, folder, monkeypatch):
     cli("attest collect challenge offer")
     (folder / "file").touch()

@@ -17,6 +17,7 @@ from fastrack._cli.documents import await_document, check_document, parse_period
 from fastrack._cli.errors import handle_errors, show_errors
 from fastrack._cli.files import check_directory, open_ring
 from fastrack._cli.options import Json, KeyFile
+from fastrack._util.atomic import sync_directory
 from fastrack._util.gate import most_bytes
 from fastrack._util.locations import locate_local
 from fastrack._util.rights import make_own, require_own
@@ -231,11 +232,9 @@ def _use_up(path: Path, challenge_id: str) -> None:
     try:
         mark.touch(0o600, exist_ok=False)
     except FileExistsError:
-        message = (
-            f"using the challenge {path} failed: expected one that was not used, got {mark}. Make a new challenge."
-        )
-        found = {"wanted": "none before", "found": str(mark)}
-        raise AttestationError(message, evidence="challenge", field="use", **found) from None
+        message = f"using the challenge {path} failed: expected one that was not used, got {mark}. Make a new one."
+        raise AttestationError(message, evidence="challenge", field="use", wanted="none", found=str(mark)) from None
+    sync_directory(mark.parent)  # before anything is granted, for the mark counts after a crash too
     with suppress(OSError):  # the mark counts: of a pipe, or in a folder of another user, there is nothing to rename
         real.rename(used)
 
