@@ -333,6 +333,13 @@ def test_a_copied_log_is_read_where_nothing_can_be_written(filled, tmp_path):
         read_log(apart / "copy.db")  # without the -wal it would be an older one
 
 
+def test_a_database_with_tables_that_are_no_text_is_refused(filled):
+    filled.write_bytes(filled.read_bytes().replace(b"CREATE TABLE log", b"CREATE TABLE\xd2log"))  # SQLite says it so
+    for read in (read_log, Ledger):
+        with pytest.raises(fastrack.FormatError, match="expected the database of a broker"):
+            read(filled)
+
+
 def test_other_files_are_refused(tmp_path):
     other = tmp_path / "other.db"
     with closing(sqlite3.connect(other)) as database:

@@ -100,7 +100,7 @@ class Ledger:
         self._database = sqlite3.connect(self.path, timeout=_WAIT, isolation_level=None, check_same_thread=False)
         try:
             self._prepare()
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             self._database.close()
             raise _not_a_ledger(path, error) from None
         self._fold()  # what a process that was killed left
@@ -265,7 +265,7 @@ def read_log(
             grants = None
             if kind is Ledger:
                 grants = database.execute("SELECT entry, challenge, recipient, keys, issued FROM grants").fetchall()
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         raise _not_a_ledger(path, error) from None
     entries = _verify_entries(rows)
     if grants is not None:
@@ -299,7 +299,7 @@ def _require_tables(database: sqlite3.Connection, schema: str) -> None:
             raise sqlite3.DatabaseError("one with other tables")
 
 
-def _not_a_ledger(path: str | os.PathLike[str], error: sqlite3.Error) -> FormatError:
+def _not_a_ledger(path: str | os.PathLike[str], error: Exception) -> FormatError:
     advice = "Name another file, or read a copy with its -wal in a folder of yours."
     return FormatError(f"opening {path} failed: expected the database of a broker or a desk, got {error}. {advice}")
 
