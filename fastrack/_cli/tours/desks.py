@@ -107,7 +107,7 @@ def hold(
     ring, mine = open_ring(key), load_signer(signer)
     files = _read_ids(data, ring)
     terms, keys = _read_terms(policy, collateral), list(ring) or [ring.first]
-    with refuse_values("--signer"):
+    with refuse_values("--signer or --data"):
         desk = HolderDesk(plan, keys, files=files, terms=terms, signer=mine, ledger=TourLedger(database))
     serve(desk, host=host, port=port, insecure_loopback=insecure_loopback, rate=rate, burst=burst, **tls)
 
