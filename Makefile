@@ -26,7 +26,7 @@ NODE_STAMP := tests/javascript/node_modules/.installed
 BACKEND = $$(grep -oE '^(hatchling|editables)==[0-9.]*' requirements.txt)
 
 .PHONY: help demo install native test test-all test-nightly test-lowest test-openssl test-pythons matrix fresh coverage check lint workflows bench bench-compare peers gpu \
-	gpu-kit emulator aarch64 aarch64-wheel integrations javascript swift nvrtc ptx mutants fuzz soak docs site site-check lock dist release-files release-check testkit-dist environments clean
+	gpu-kit emulator aarch64 aarch64-wheel integrations javascript swift nvrtc ptx mutants fuzz soak docs site site-check lock dist wheels release-files release-check testkit-dist environments clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -321,6 +321,7 @@ lock: $(STAMP)  ## write the versions and hashes of all packages, after a change
 # Each is built twice, in folders with different names and rights: of the commit, and of the source archive alone. The wheel
 # for this machine is then installed beside nothing but what it needs, which is listed with versions and licences.
 WHEELS := x86_64 aarch64 pure
+TREES ?= archive commit
 
 dist: $(STAMP) $(ZIGLANG)/.installed  ## build the wheels of the last commit twice, compare and try them, list what they need, and give the hashes
 	rm -rf dist .dist
@@ -329,10 +330,10 @@ dist: $(STAMP) $(ZIGLANG)/.installed  ## build the wheels of the last commit twi
 	(umask 022; read commit time < .dist/head; git archive $$commit | tar -x -C .dist/commit)
 	$(MAKE) --no-print-directory .dist/commit.sdist
 	(umask 077; tar -xz -C .dist/archive --strip-components 1 -f .dist/commit.sdist/*.tar.gz)
-	$(MAKE) --no-print-directory --jobs 2 .dist/archive.sdist $(foreach tree,commit archive,$(WHEELS:%=.dist/$(tree).%))
-	for kind in sdist $(WHEELS); do diff -r .dist/commit.$$kind .dist/archive.$$kind || exit; done
+	$(MAKE) --no-print-directory --jobs 2 .dist/archive.sdist $(foreach tree,$(TREES),$(WHEELS:%=.dist/$(tree).%))
+	for kind in sdist $(if $(filter commit,$(TREES)),$(WHEELS)); do diff -r .dist/commit.$$kind .dist/archive.$$kind || exit; done
 	mkdir dist
-	mv .dist/commit.*/* dist
+	mv .dist/archive.*/* dist
 	$(BIN)/python .ci/wheels.py dist
 	$(BIN)/uv venv --quiet --python $(BIN)/python .dist/env
 	$(BIN)/uv pip install --quiet --python .dist/env --constraint requirements.txt dist/*_$(lastword $(PLATFORM)).whl
@@ -344,6 +345,9 @@ dist: $(STAMP) $(ZIGLANG)/.installed  ## build the wheels of the last commit twi
 		$(BIN)/python .ci/bill.py .dist/bill.json dist > dist/fastrack_io-$$version.cdx.json
 	rm -rf .dist
 	cd dist && sha256sum fastrack_io-* | tee SHA256SUMS
+
+wheels:  ## the same as dist, but build each wheel once only, as nothing is compared
+	$(MAKE) --no-print-directory dist TREES=archive
 
 release-files: $(STAMP) .venv-upload/.installed  ## look at what `make dist` left: names, hashes, metadata, bill of materials, description
 	.venv-upload/bin/twine check --strict dist/*.whl dist/*.tar.gz

@@ -63,8 +63,8 @@ def parts(tmp_path):
 
 def test_a_part_sees_a_path_a_language_and_a_home_of_its_own(parts):
     seen, _ = parts()
-    assert {"install", "check", "test-all", "dist"} < seen.keys()
-    with_index = {"install", "dist", "environments"}
+    assert {"install", "check", "test-all", "wheels"} < seen.keys()
+    with_index = {"install", "wheels", "environments"}
     for name, variables in seen.items():
         index = {"PIP_FIND_LINKS", "SSL_CERT_FILE"} if name in with_index else set()
         assert variables.keys() - OF_A_SHELL == OWN | index, name
