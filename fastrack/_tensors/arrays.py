@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from importlib.util import find_spec
+from itertools import accumulate
+from operator import mul
 from typing import Any, Literal
 
 import numpy as np
@@ -226,38 +228,84 @@ def _require_torch(tensor: Any, device: str, *, writable: bool) -> None:
         torch.autograd.graph.increment_version(tensor)  # so that autograd refuses saved references to the old contents
 
 
-def in_memory_order(tensor: Any) -> tuple[Any, Callable[[Any], Any] | None]:
-    """Return a torch tensor with its dimensions in memory order, and a function that restores its form on a result.
+def in_memory_order(array: Any) -> tuple[Any, tuple[int, ...] | None]:
+    """Return an array of torch or NumPy with its dimensions as they follow each other in memory, and its strides.
 
-    The form is the order of the dimensions, such as ``channels_last``, and for torch the subclass with its attributes,
+    The strides, in elements, are None for an array that has those of a new one. They are None too for one that is not
+    dense, such as a slice or an expanded tensor, which is returned as it is.
+    """
+    if isinstance(array, np.ndarray):
+        if array.flags.c_contiguous:
+            return array, None
+        strides = tuple(abs(step) // array.itemsize for step in array.strides)  # one element may have any
+        moved = array.transpose(outermost_first(strides))
+        return (moved, strides) if moved.flags.c_contiguous else (array, None)
+    _require_dense(array)  # others have no strides
+    shape, is_contiguous = array.shape, array.is_contiguous()
+    if is_contiguous and not (1 in shape or 0 in shape):
+        return array, None
+    strides = array.stride()
+    # The stride of a dimension of one element addresses nothing, but torch tells memory formats by it.
+    if is_contiguous and strides == tuple(accumulate((max(size, 1) for size in shape[:0:-1]), mul, initial=1))[::-1]:
+        return array, None
+    moved = array.permute(outermost_first(strides))
+    return (moved, strides) if moved.is_contiguous() else (array, None)
+
+
+def with_strides(array: Any, strides: Sequence[int]) -> Any:
+    """Return an array that `in_memory_order` has moved, or its values in new memory, with its earlier strides.
+
+    NumPy and CuPy arrays get the order of their dimensions back. Raises ValueError unless the strides are those of a
+    dense array of the same extents.
+    """
+    if len(strides) != array.ndim:
+        raise ValueError(f"expected the strides of {array.ndim} dimensions, got those of {len(strides)}")
+    order = outermost_first(strides)
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    is_torch = framework_of(array) == "torch"
+    moved = array.permute(inverse) if is_torch else array.transpose(inverse)
+    steps = moved.stride() if is_torch else [step // array.itemsize for step in moved.strides]
+    if 0 not in moved.shape and any(
+        size > 1 and step != stride for size, step, stride in zip(moved.shape, steps, strides, strict=True)
+    ):
+        raise ValueError(f"expected the strides of a dense array of {list(moved.shape)}, got others")
+    # Detached from the array that it views: torch tells a view of another tensor from a tensor of its own.
+    return moved.as_strided(moved.shape, strides).detach() if is_torch else moved
+
+
+def outermost_first(strides: Sequence[int]) -> list[int]:
+    """Return the dimensions in the order that they have in memory."""
+    return sorted(range(len(strides)), key=strides.__getitem__, reverse=True)
+
+
+def take_form(array: Any) -> tuple[Any, Callable[[Any], Any] | None]:
+    """Return the plain array of a torch tensor or NumPy array, and a function that restores its form on a result.
+
+    The form is its strides if it is dense, such as ``channels_last``, and for torch the subclass with its attributes,
     such as a bounding box of torchvision. Parameters become plain tensors. The function is None if there is nothing to
     restore.
     """
-    import torch
+    subclass: Any = None
+    moved = array
+    if not isinstance(array, np.ndarray):
+        import torch
 
-    _require_dense(tensor)
-    kind = type(tensor)
-    is_plain = kind is torch.Tensor or isinstance(tensor, torch.nn.Parameter)
-    order: list[int] = []
-    moved = tensor
-    if not is_plain:
-        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - documented under this name
-            moved = tensor.detach()
-    if not moved.is_contiguous():
-        order = sorted(range(moved.dim()), key=moved.stride, reverse=True)
-        permuted = moved.permute(order)
-        moved, order = (permuted, order) if permuted.is_contiguous() else (moved, [])
-    if is_plain and not order:
+        if type(array) is not torch.Tensor and not isinstance(array, torch.nn.Parameter):
+            _require_dense(array)
+            subclass = type(array)
+            with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - documented under this name
+                moved = array.detach()
+    moved, strides = in_memory_order(moved)
+    if subclass is None and strides is None:
         return moved, None
-    inverse = [order.index(dimension) for dimension in range(len(order))]
 
-    def restore(array: Any) -> Any:
-        if inverse:
-            array = array.permute(inverse) if isinstance(array, torch.Tensor) else array.transpose(inverse)
-        if not is_plain and isinstance(array, torch.Tensor):
-            array = array.as_subclass(kind)
-            array.__dict__.update(tensor.__dict__)
-        return array
+    def restore(result: Any) -> Any:
+        if strides is not None:
+            result = with_strides(result, strides)
+        if subclass is not None and framework_of(result) == "torch":
+            result = result.as_subclass(subclass)
+            result.__dict__.update(array.__dict__)
+        return result
 
     return moved, restore
 

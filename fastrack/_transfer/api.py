@@ -95,8 +95,9 @@ def to_device(
     Returns
     -------
     array or pytree
-        The same pytree, with arrays on the device. Torch tensors keep the order of their dimensions in memory, such as
-        ``channels_last``, and their subclass with its attributes. Gradients are not copied.
+        The same pytree, with arrays on the device. Plain arrays keep the order of their dimensions in memory, such as
+        Fortran order; torch tensors their strides, such as those of ``channels_last``, and their subclass with its
+        attributes. Slices and expanded tensors become contiguous, and sealed tensors are. Gradients are not copied.
 
     Raises
     ------

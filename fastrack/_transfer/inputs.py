@@ -36,7 +36,7 @@ class Inputs:
 
     With a `wanted` dtype each result has it: quantised values are widened, and other tensors must have it already.
 
-    Without `out`, the dimensions of torch tensors are put in memory order. A tensor that cannot be moved (sparse,
+    Without `out`, the dimensions of plain arrays are put in memory order. A tensor that cannot be moved (sparse,
     nested or complex128) raises `TypeError`; an array of `out` that does not fit raises `ValueError`.
 
     Each attribute of the tensors is a list: thousands of objects would keep the garbage collector busy.
@@ -79,8 +79,8 @@ class Inputs:
                     self._require_no_handles(value, index)
                     continue
                 try:
-                    if source == "torch" and out is None:
-                        value, restore = arrays.in_memory_order(value)  # noqa: PLW2901 - the same tensor
+                    if out is None and (source == "torch" or (source == "numpy" and not value.flags.c_contiguous)):
+                        value, restore = arrays.take_form(value)  # noqa: PLW2901 - the same array
                         if restore is not None:
                             self._restores[len(self.tensors)] = restore
                     dtype, shape = arrays.dtype_and_shape(value)

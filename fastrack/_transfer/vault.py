@@ -61,8 +61,8 @@ class Ticket:
         "_context",
         "_framework",
         "_key_id",
-        "_order",
         "_place",
+        "_strides",
         "device",
         "dtype",
         "name",
@@ -75,7 +75,7 @@ class Ticket:
     ) -> None:
         self._context, self._key_id, self._framework = context, key_id, framework
         self._place: Bytes | _Entry | None = place
-        self._order: list[int] | None = None  # of the dimensions in memory, if it is not theirs
+        self._strides: tuple[int, ...] | None = None  # unless they are those of a new tensor
         self.device = device
         self.name, self.dtype, self.shape = context.name, dtypes.DTYPES[context.dtype], context.shape
         self.nbytes = dtypes.nbytes(context.dtype, context.shape)
@@ -191,7 +191,7 @@ class Vault:
         """
         require_name(name)
         key = self._open_key()
-        dense, order = _in_memory_order(tensor)
+        dense, strides = arrays.in_memory_order(tensor) if arrays.framework_of(tensor) == "torch" else (tensor, None)
         dtype, shape = arrays.dtype_and_shape(dense)
         framework = arrays.framework_of(dense)
         assert framework is not None  # or it would have no dtype
@@ -209,8 +209,8 @@ class Vault:
                 self._remove_dropped()
                 self._open_key()
         ticket = Ticket(context, place, key.id, device_of(dense), framework)
-        if order is not None:
-            ticket._order = order  # noqa: SLF001 - of this module
+        if strides is not None:
+            ticket._strides = strides  # noqa: SLF001 - of this module
             ticket.shape = tuple(tensor.shape)
         return ticket
 
@@ -224,13 +224,14 @@ class Vault:
         device : str or torch.device, optional
             "cpu" or "cuda:N". By default the device that the tensor was on.
         out : array, optional
-            Array to fill and return, as for `fastrack.to_device`.
+            Array to fill and return, as for `fastrack.to_device`, with the order of dimensions in memory that a new
+            one would have.
 
         Returns
         -------
         array
-            The tensor, of its framework; on another device of NumPy in the place of CuPy, or the other way round. The
-            dimensions of a tensor of torch are in the order in memory that they had.
+            The tensor, of its framework; on another device of NumPy in the place of CuPy, or the other way round. A
+            dense tensor of torch has its strides; all others are contiguous, arrays in Fortran order too.
 
         Raises
         ------
@@ -253,19 +254,20 @@ class Vault:
         (True, array([1., 1.]))
         """
         sealed, ring = self._find(ticket)
-        order = ticket._order  # noqa: SLF001 - of this module
+        strides = ticket._strides  # noqa: SLF001 - of this module
         place = ticket.device if device is None else canonical(device)
         # NumPy has no arrays on a GPU, and CuPy has none on "cpu".
         is_shared = place == ticket.device or ticket._framework == "torch"  # noqa: SLF001 - of this module
         framework = ticket._framework if is_shared else "numpy" if place == "cpu" else "cupy"  # noqa: SLF001
         try:
             if out is not None:
-                to_device(sealed, place, keys=ring, out=out if order is None else out.permute(order))
+                moved = out if strides is None else out.permute(arrays.outermost_first(strides))
+                to_device(sealed, place, keys=ring, out=moved)
                 return out
             result = open_reused(self._results, sealed, place, ring, framework)
         except AuthenticationError as error:
             raise _altered(ticket, error.chunk) from None
-        return result if order is None else result.permute([order.index(each) for each in range(len(order))])
+        return result if strides is None else arrays.with_strides(result, strides)
 
     def drop(self, ticket: Ticket) -> None:
         """Forget a tensor. Its place is free as soon as no `get` reads from it.
@@ -452,15 +454,6 @@ class _Entry:
 
     def __del__(self) -> None:
         self._dropped.append(self.name)
-
-
-def _in_memory_order(array: Any) -> tuple[Any, list[int] | None]:
-    """Return a torch tensor with its dimensions in memory order, and this order, if it is not theirs."""
-    if arrays.framework_of(array) != "torch" or array.is_contiguous():
-        return array, None
-    order = sorted(range(array.dim()), key=array.stride, reverse=True)
-    permuted = array.permute(order)
-    return (permuted, order) if permuted.is_contiguous() else (array, None)
 
 
 def _altered(ticket: Ticket, chunk: int | None = None) -> AuthenticationError:
