@@ -394,6 +394,7 @@ class Skeletons:
         kinds = [torch.Size([2]), torch.float16, torch.device("cpu"), 1j, bytearray(b"a"), {(1, "a"), frozenset()}]
         kinds += [Counter("a"), OrderedDict(a=1), defaultdict(list, {None: 1}), Namespace(a=1), Path("a"), Pair(1, 2)]
         kinds += [torch.nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True), torch.nn.ReLU().state_dict()]
+        kinds += [torch.ones(3, 2).T, torch.nn.Parameter(torch.ones(3, 2).T), np.ones((3, 2)).T]
         return [skeleton.encode_state(value)[0] for value in (state, [], "a", kinds)]
 
     def run(self, data):

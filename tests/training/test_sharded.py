@@ -285,6 +285,17 @@ def seal_parts(path):
         unseal(elsewhere, KEY)
 
 
+def test_a_transposed_dtensor_in_a_checkpoint_opens_contiguous(path):
+    with process(0, 1):
+        mesh = device_mesh.init_device_mesh("cpu", (1,))
+        transposed = DTensor.from_local(torch.randn(4, 3).T, mesh, [Replicate()], run_check=False)
+        state = {"whole": transposed, "beside": torch.ones(4, 3).T}
+        save_checkpoint(path, state, key=KEY)
+        back = load_checkpoint(path, keys=KEY)
+        assert torch.equal(back["whole"], transposed.to_local())
+        assert [value.stride() for value in back.values()] == [(4, 1), (1, 3)]
+
+
 def save_and_load(path):
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     mesh = device_mesh.init_device_mesh("cpu", (world,))

@@ -63,7 +63,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, key: KeyLike | Non
     Notes
     -----
     A state with DTensors is saved by all processes together, like a sharded module by `save_model`: each calls this
-    with a state of the same structure, and the state of rank 0 is written. It opens with whole tensors.
+    with a state of the same structure, and the state of rank 0 is written. It opens with whole tensors, contiguous.
 
     Every value is encrypted, and so are the keys of the dicts and the nesting. Not encrypted are the number of arrays,
     their dtypes and shapes, and the size of the rest. An `Anchor` detects an older checkpoint in place of a newer one
@@ -113,8 +113,10 @@ def load_checkpoint(
     Returns
     -------
     pytree
-        The saved state, with the same types, dtypes and shapes. Numbers are equal to the last bit. Arrays that were
-        equal views of one memory are one array; other views of it have memory of their own. A named tuple whose class
+        The saved state, with the same types, dtypes and shapes. Numbers are equal to the last bit. Dense tensors have
+        their strides, such as those of ``channels_last``, and dense NumPy arrays the order of their dimensions, such as
+        Fortran order; slices and expanded tensors are contiguous. Arrays that were equal views of one memory are one
+        array; other views of it have memory of their own. A named tuple whose class
         ``torch.serialization.add_safe_globals`` does not have is an equal one with the same fields.
 
     Raises

@@ -46,6 +46,7 @@ _CONSTANTS = ("dtype", "layout", "memory_format", "qscheme")  # types of torch w
 _KEYS = {"int", "float", "complex", "bytes", "size", "constant", "device", "path", "global", "member"}
 
 Fetch = Callable[[int, Framework], Any]
+_Strides = tuple[int, ...]
 
 
 def encode_state(state: Any, path: str = "state") -> tuple[bytes, list[Any]]:
@@ -163,13 +164,18 @@ class _Encoder:
         except TypeError as error:
             raise TypeError(f"{path}: {error}") from None
         number = self._numbers.setdefault(_key_of(value, here), len(self.arrays))
+        # A DTensor opens as a whole tensor, which has no strides of its own yet.
+        stored, strides = arrays.in_memory_order(value) if here is value else (value, None)
         if number == len(self.arrays):
-            self.arrays.append(value)
+            self.arrays.append(stored)
+        entry: list[Any] = ["torch", number]
         if framework != "torch":
-            return ["scalar" if is_scalar else "numpy", number]
-        if isinstance(value, sys.modules["torch"].nn.Parameter):
-            return ["parameter", number, value.requires_grad]
-        return ["torch", number, True] if value.requires_grad else ["torch", number]
+            entry = ["scalar" if is_scalar else "numpy", number]
+        elif isinstance(value, sys.modules["torch"].nn.Parameter):
+            entry = ["parameter", number, value.requires_grad]
+        elif value.requires_grad:
+            entry = ["torch", number, True]
+        return entry if strides is None else [*entry, list(strides)]
 
 
 def _key_of(value: Any, here: Any) -> Hashable:
@@ -242,7 +248,8 @@ def _is_key(entry: Any, depth: int = 0) -> bool:
 class _Decoder:
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
-        self._leaves: dict[tuple[str, int, bool], Any] = {}  # one parameter for all places that have it
+        self._formed: dict[tuple[Framework, int, _Strides], Any] = {}
+        self._leaves: dict[tuple[str, int, bool, _Strides | None], Any] = {}  # one parameter for all its places
 
     def decode(self, item: Any, depth: int) -> Any:
         """Return the value of an entry. All entries are checked, since any holder of the key may have written them."""
@@ -259,8 +266,8 @@ class _Decoder:
                 return self._decode_mapping([kind, *rest], self._decode_items(items, depth), depth)
             case ["namedtuple", str(name), list(items)]:
                 return make_named_tuple(name, _require_named(self._decode_items(items, depth)))
-            case [str(kind), int(number), *gradient] if type(number) is int and number >= 0:
-                return self._decode_array([kind, *gradient], number)
+            case [str(kind), int(number), *rest] if type(number) is int and number >= 0:
+                return self._decode_array([kind, *rest], number)
         raise _unreadable(item)
 
     def _decode_series(self, kind: str, items: list[Any], depth: int) -> Any:
@@ -312,23 +319,46 @@ class _Decoder:
         return key
 
     def _decode_array(self, kind: list[Any], number: int) -> Any:
+        strides: _Strides | None = None
+        if type(kind[-1]) is list:
+            *kind, last = kind
+            strides = _require_strides(last)
         match kind:
-            case ["torch"]:
-                return self._fetch(number, "torch")
-            case ["numpy"]:
-                return self._fetch(number, "numpy")
-            case ["scalar"]:
+            case ["torch" | "numpy" as name]:
+                return self._fetch_formed(number, name, strides)
+            case ["scalar"] if strides is None:
                 array = self._fetch(number, "numpy")
                 if array.ndim:
                     shape = list(array.shape)
                     raise FormatError(f"array {number} of a checkpoint: expected a scalar, got shape {shape}")
                 return array[()]
             case ["torch" | "parameter" as name, bool(gradient)]:
-                place = name, number, gradient
+                place = name, number, gradient, strides
                 if place not in self._leaves:
-                    self._leaves[place] = _make_leaf(name, self._fetch(number, "torch").detach(), gradient)
+                    self._leaves[place] = _make_leaf(
+                        name, self._fetch_formed(number, "torch", strides).detach(), gradient
+                    )
                 return self._leaves[place]
         raise _unreadable(kind)
+
+    def _fetch_formed(self, number: int, framework: Framework, strides: _Strides | None) -> Any:
+        """Return an array, with the strides of its entry if that has any: one array for all places that have both."""
+        array = self._fetch(number, framework)
+        if strides is None:
+            return array
+        place = framework, number, strides
+        if place not in self._formed:
+            try:
+                self._formed[place] = arrays.with_strides(array, strides)
+            except ValueError:
+                raise _unreadable(strides) from None
+        return self._formed[place]
+
+
+def _require_strides(strides: list[Any]) -> _Strides:
+    if not all(type(step) is int and 0 <= step < 2**63 for step in strides):
+        raise _unreadable(strides)
+    return tuple(strides)
 
 
 def _make_leaf(kind: str, tensor: Any, gradient: bool) -> Any:
