@@ -240,3 +240,18 @@ def later_state(torch):
         "array of bytes": bytearray(b"\0\1"),
         "weight": weight,
     }
+
+
+# What version 0.2 did not write.
+
+
+def formed_state(torch):
+    """Return a state with what checkpoints hold since then: strides, and Fortran order."""
+    image = torch.from_numpy(numbers("formed image", "F32", (2, 4, 5, 3)).copy()).permute(0, 3, 1, 2)
+    return {
+        "image": image,
+        "one pixel": torch.from_numpy(numbers("formed pixel", "F32", (4, 1, 1, 3)).copy()).permute(0, 3, 1, 2),
+        "weight": torch.nn.Parameter(torch.from_numpy(numbers("formed weight", "F32", (4, 6)).copy()).T),
+        "row": torch.ones(1, 5)[:, :1],
+        "numpy": numbers("formed numpy", "F32", (3, 2)).T,
+    }

@@ -202,6 +202,7 @@ def training():
     fastrack.save_model(module, "model.safetensors", OWNER, metadata=contents.METADATA)
     fastrack.save_checkpoint("run.safetensors", contents.run_state(torch), OWNER)
     fastrack.save_checkpoint("later.safetensors", contents.later_state(torch), OWNER)
+    fastrack.save_checkpoint("formed.safetensors", contents.formed_state(torch), OWNER)
     with tempfile.TemporaryDirectory() as store:
         torch.multiprocessing.spawn(save_shards, (f"file://{store}/store",), nprocs=2)
 

@@ -5,7 +5,7 @@ import json
 import golden_contents as contents
 import numpy as np
 import pytest
-from golden_files import opens, owner_key
+from golden_files import HERE, VERSIONS, opens, owner_key
 
 import fastrack
 
@@ -47,6 +47,28 @@ def test_a_checkpoint_opens(golden):
     state = fastrack.load_checkpoint(golden("training/run.safetensors"), keys=owner_key(golden))
     assert same(state, contents.run_state(torch))
     assert state["model"]["again"] is state["shared"]
+
+
+def require_formed(path, key):
+    torch = pytest.importorskip("torch")
+    found, wanted = fastrack.load_checkpoint(path, keys=key), contents.formed_state(torch)
+    assert same(found, wanted)
+    for name, value in wanted.items():
+        assert found[name].strides == value.strides if name == "numpy" else found[name].stride() == value.stride()
+
+
+LATER = [*VERSIONS[2:], pytest.param("written now", marks=pytest.mark.nightly)]
+
+
+@pytest.mark.parametrize("golden", LATER, indirect=True)
+@opens("training/formed.safetensors")
+def test_a_checkpoint_has_its_strides(golden):
+    require_formed(golden("training/formed.safetensors"), owner_key(golden))
+
+
+def test_a_checkpoint_that_was_written_after_0_2_has_its_strides():
+    key = fastrack.Key.from_bytes(contents.SECRETS["owner256"])
+    require_formed(HERE / "since-0.2" / "formed.safetensors", key)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
