@@ -68,8 +68,8 @@ def save_file(
     Parameters
     ----------
     tensors : mapping of str to numpy.ndarray, torch.Tensor or SealedTensor
-        Tensors in host memory. A `SealedTensor` must have this name and key; it is bound to the file
-        and stored without being decrypted, with its scales if it has some.
+        Tensors in host memory, whose values are stored in C order. A `SealedTensor` must have this name and key; it is
+        bound to the file and stored without being decrypted, with its scales if it has some.
     path : path or URL
         The file to write; a ``.safetensors`` suffix is customary. A store such as ``s3://`` gets it in parts.
     key : KeyLike, optional

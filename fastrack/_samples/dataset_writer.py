@@ -76,7 +76,8 @@ class DatasetWriter:
     In a ``with`` statement, samples that are still in memory are written at its end, but dropped after an exception.
     A forked child does not have them, and cannot write: they are its parent's.
 
-    Column names are not encrypted. A column ``x`` of bytes, text or other records is stored as two tensors,
+    Values are stored in C order: arrays of samples and batches open contiguous. Column names are not encrypted. A
+    column ``x`` of bytes, text or other records is stored as two tensors,
     ``x.records`` and ``x.offsets``: record `i` is ``records[offsets[i]:offsets[i + 1]]``.
 
     Examples

@@ -35,7 +35,8 @@ def seal(tensor: Any, key: KeyLike | None = None, name: str = "tensor", *, scale
     Parameters
     ----------
     tensor : numpy.ndarray or torch.Tensor
-        Tensor of any shape in host memory, of any dtype that safetensors has.
+        Tensor of any shape in host memory, of any dtype that safetensors has. Its values are sealed, in C order: it
+        opens contiguous, whatever its strides are.
     key : KeyLike, optional
         The owner's key, its key file, or a provider. Defaults to the key of `use_keys`, then to
         ``FASTRACK_KEY_FILE`` (see `KeyRing`). 256 bits mean Cobblestone-256, 128 bits Cobblestone-128.

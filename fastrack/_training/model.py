@@ -70,8 +70,9 @@ def load_model(
     keys : KeySource, optional
         As for `to_device`.
     device : str or torch.device, optional
-        Device for parameters on torch's meta device, which get the dtype of the file: "cpu", the default, or "cuda:N".
-        Other parameters stay on their device. For DTensors the default is the device of their mesh.
+        Device for parameters on torch's meta device, which get the dtype of the file and become contiguous: "cpu", the
+        default, or "cuda:N". Other parameters stay on their device, with their strides. For DTensors the default is the
+        device of their mesh.
     strict : bool
         Require equal names in the file and in the module.
     anchor : Anchor or path, optional

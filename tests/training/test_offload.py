@@ -62,6 +62,26 @@ def offloaded(request, tmp_path, path, key):
     return fastrack.offload(net, path, key)
 
 
+def test_weights_have_their_strides_from_a_vault_and_are_contiguous_from_a_file(tmp_path, key):
+    def convolution():
+        return torch.nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+
+    class Whole(torch.nn.Module):  # the hooks open the weights for it
+        def __init__(self):
+            super().__init__()
+            self.convolution = convolution()
+
+        def forward(self):
+            return self.convolution.weight.stride()
+
+    fastrack.save_model(Whole(), tmp_path / "net.safetensors", key)
+    strides = [
+        fastrack.offload(Whole(), source, key, preload_module_classes=["Whole"])()
+        for source in (fastrack.Vault(), tmp_path / "net.safetensors")
+    ]
+    assert strides == [convolution().weight.stride(), torch.empty(8, 3, 3, 3).stride()]
+
+
 def test_results_are_those_of_the_whole_module(offloaded):
     expected = Net()(BATCH)
     for _ in range(3):
