@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import itertools
 import json
@@ -90,7 +91,10 @@ OPTIMIZERS = {
     "SGD, fused": (torch.optim.SGD, {"fused": True, "momentum": 0.9}),
     "Adagrad, fused": (torch.optim.Adagrad, {"fused": True}),
     "AdamW, foreach": (torch.optim.AdamW, {"foreach": True}),
+    "SGD, foreach": (torch.optim.SGD, {"foreach": True, "momentum": 0.9}),
 }
+if "fused" not in inspect.signature(torch.optim.Adagrad).parameters:  # of the oldest torch
+    del OPTIMIZERS["Adagrad, fused"]
 
 
 def trained(resume, path, modules, optimizers):
@@ -333,6 +337,32 @@ def array_of(framework, shape):
     return torch.ones(shape) if framework == "torch" else np.ones(shape)
 
 
+def is_dense(extents, strides):
+    """Return whether the elements of an array lie in as many places, without a gap."""
+    places = [
+        sum(index * stride for index, stride in zip(element, strides, strict=True))
+        for element in itertools.product(*map(range, extents))
+    ]
+    return sorted(places) == list(range(len(places)))
+
+
+@each("shape", [(3, 2), (1, 4), (2, 1, 3)])
+def test_strides_are_taken_if_and_only_if_each_element_has_one_place(shape):
+    values = torch.arange(float(np.prod(shape))).reshape(shape)
+    for strides in itertools.product(range(7), repeat=len(shape)):
+        text = json.dumps({"checkpoint": 1, "state": ["torch", 0, strides]}).encode()
+        order = sorted(range(len(shape)), key=lambda dimension: -strides[dimension])
+        extents = [shape[order.index(dimension)] for dimension in range(len(shape))]
+        try:
+            found = decode_state(text, lambda *_: values)
+        except FormatError:
+            assert not is_dense(extents, strides)
+        else:
+            assert (list(found.shape), found.stride()) == (extents, strides)
+            assert is_dense(extents, strides)
+            assert torch.equal(found.permute(order), values)
+
+
 @each("framework", ["torch", "numpy"])
 def test_the_stride_of_one_element_reaches_no_memory(framework):
     text = json.dumps({"checkpoint": 1, "state": [framework, 0, [2**63 - 1, 2**62, 1]]})
@@ -357,6 +387,41 @@ def test_the_state_of_a_tour_keeps_its_strides(tmp_path):
     key = tour.model_key(rig.visit(1), rig.key)
     state = load_checkpoint(tmp_path / "v2" / "model.safetensors", keys=key)
     assert state["found"] == [state["image"].stride(), state["moments"].stride()] == [IMAGE.stride(), (3, 1, 3, 3)]
+
+
+def test_a_run_that_a_notice_ends_goes_on_as_the_whole_one(tmp_path):
+    def by_notice(state, path):
+        with fastrack.PreemptionNotice(deadline=60) as notice, notice.saving():
+            save_checkpoint(path, state, key=KEY)
+        return load_checkpoint(path, keys=KEY)
+
+    run = tmp_path / "run.safetensors", "channels_last", "SGD, fused"
+    assert all(map(torch.equal, trained(None, *run), trained(by_notice, *run)))
+
+
+class Noted(torch.autograd.Function):
+    """Twice a tensor, with a list of the strides in which it was saved and comes back."""
+
+    @staticmethod
+    def forward(context, tensor, strides):
+        context.save_for_backward(tensor)
+        context.strides = strides
+        strides.append(tensor.stride())
+        return 2 * tensor
+
+    @staticmethod
+    def backward(context, gradient):
+        context.strides.append(context.saved_tensors[0].stride())
+        return 2 * gradient, None
+
+
+@each("tensor", [IMAGE, ONE_PIXEL])
+def test_a_sealed_activation_has_its_strides(tensor):
+    strides = []
+    with fastrack.sealed_activations(min_bytes=1):
+        total = Noted.apply(tensor.clone().requires_grad_() * 1, strides).sum()
+    total.backward()
+    assert strides == [tensor.stride()] * 2
 
 
 def written_and_read(array, path):
