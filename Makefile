@@ -21,12 +21,14 @@ LINKER := $(if $(shell command -v $${CC:-cc}),,$(ZIGLANG)/.installed)
 WITH_ZIGLANG := PYTHONPATH=$(CURDIR)/$(ZIGLANG)
 # LMCache's storage, for the tests of sealed KV blocks: apart, as it shares no versions with .venv.
 LMCACHE := .lmcache
+# What test suites of others run with.
+PEERS_TESTS := .venv-peers-tests
 NODE_STAMP := tests/javascript/node_modules/.installed
 # Other environments than .venv link to this checkout and its machine code, and get nothing to make that.
 BACKEND = $$(grep -oE '^(hatchling|editables)==[0-9.]*' requirements.txt)
 
 .PHONY: help demo install native test test-all test-nightly test-lowest test-openssl test-pythons matrix fresh coverage check lint workflows bench bench-compare peers gpu \
-	gpu-kit emulator aarch64 aarch64-wheel integrations javascript swift nvrtc ptx mutants fuzz soak docs site site-check lock dist wheels release-files release-check testkit-dist environments clean
+	gpu-kit emulator aarch64 aarch64-wheel peers-tests integrations javascript swift nvrtc ptx mutants fuzz soak docs site site-check lock dist wheels release-files release-check testkit-dist environments clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -224,12 +226,14 @@ $(patsubst %,.venv-%/.installed,$(filter-out flare,$(INTEGRATIONS))): .venv-%/.i
 	@lack="$($*_LACK)"; if test -z "$$lack"; then touch $@; else \
 		echo "$*: tests are skipped that take Debian's packages $$lack"; fi
 
-# NVFlare, and behind it in the path what it shares with .venv: torch, fastrack, pytest.
-.venv-flare/.installed: tests/tour/nvflare.txt $(STAMP)
-	test -x .venv-flare/bin/python || $(BIN)/python -m venv .venv-flare
-	.venv-flare/bin/$(PIP_LOCKED) --quiet --requirement $<
+# NVFlare, or what suites of others run with, and behind it in the path what it shares with .venv: torch, fastrack, pytest.
+.venv-flare/.installed: tests/tour/nvflare.txt
+$(PEERS_TESTS)/.installed: tests/peers/packages.txt
+.venv-flare/.installed $(PEERS_TESTS)/.installed: $(STAMP)
+	test -x $(@D)/bin/python || $(BIN)/python -m venv $(@D)
+	$(@D)/bin/$(PIP_LOCKED) --quiet --requirement $(filter %.txt,$^)
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
-		> $$(.venv-flare/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth
+		> $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth
 	touch $@
 
 # Apart, as it pins old versions of what other servers need. Where it cannot be installed its tests are skipped.
@@ -238,6 +242,18 @@ SWIFT := .venv-swift
 swift:  ## install OpenStack Swift, a server of S3, for the tests of integrations-servers
 	test -x $(SWIFT)/bin/python || $(PYTHON) -m venv $(SWIFT)
 	$(SWIFT)/bin/python -m pip install --quiet "swift>=2.35"
+
+# Their tests come from source archives, which pip loads by their hashes and does not build: only metadata is asked of them.
+SUITES ?=
+
+peers-tests: $(PEERS_TESTS)/.installed .peers-tests/sdists/.loaded $(NATIVE)  ## run test suites of others with fastrack in place; half an hour; goes on where it stopped; SUITES="safetensors accelerate"
+	PYTHONPATH=tests $(PEERS_TESTS)/bin/python -m peers $(SUITES)
+
+.peers-tests/sdists/.loaded: tests/peers/sdists.txt | $(STAMP)
+	rm -rf $(@D)
+	PYTHONPATH=$(CURDIR)/tests/peers/backend $(BIN)/python -m pip download --quiet --no-deps --require-hashes --no-binary :all: \
+		--no-build-isolation --dest $(@D) --requirement $<
+	touch $@
 
 emulator: $(EMULATOR)/.installed $(NATIVE)  ## test the device's code with the real CuPy on an emulated GPU
 	$(EMULATOR)/bin/python -m pytest --numprocesses 2 --dist worksteal tests/emulator -m "not nightly"
@@ -317,6 +333,8 @@ lock: $(STAMP)  ## write the versions and hashes of all packages, after a change
 	$(LOCK) --group upload --constraint requirements.txt --output-file .ci/upload.txt
 	$(LOCK) --no-deps tests/serving/lmcache.in --output-file tests/serving/lmcache.txt
 	$(LOCK) --no-deps tests/tour/nvflare.in --output-file tests/tour/nvflare.txt
+	$(LOCK) --no-deps tests/peers/packages.in --output-file tests/peers/packages.txt
+	$(LOCK) --no-deps tests/peers/sdists.in --output-file tests/peers/sdists.txt
 
 # Each is built twice, in folders with different names and rights: of the commit, and of the source archive alone. The wheel
 # for this machine is then installed beside nothing but what it needs, which is listed with versions and licences.
@@ -405,7 +423,7 @@ environments: $(STAMP)  ## install the wheel of dist/ beside other packages by p
 	PYTHONPATH=tests $(BIN)/python -m environments $(ENVIRONMENTS_OPTIONS) $(or $(WHEEL),dist) $(ENVIRONMENTS)
 
 clean:  ## remove what was built, .venv included
-	rm -rf .venv .venv-* .ziglang .dist .dist-testkit .fuzz .gpu-kit .lmcache .matrix .nvrtc build dist dist-testkit docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache \
+	rm -rf .venv .venv-* .ziglang .dist .dist-testkit .fuzz .gpu-kit .lmcache .matrix .nvrtc .peers-tests build dist dist-testkit docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache \
 		.coverage* .import_linter_cache $(NATIVE) fastrack/kernels tests/javascript/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

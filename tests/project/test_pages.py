@@ -42,7 +42,7 @@ NOT_RUN = {
     "docs/data.md": {"takes torchvision": 1, "takes timm": 1},
     "docs/dev/benchmarking.md": {"takes minutes": 2},
     "docs/dev/releasing.md": {"takes a release": 2},
-    "docs/dev/testing.md": {"takes minutes": 3},
+    "docs/dev/testing.md": {"takes minutes": 4},
     "docs/gpu.md": {"installs packages": 1, "takes a GPU": 7, "takes results of a GPU": 1, "asks the package index": 1},
     "docs/keys.md": {"takes a vault": 2},
     "docs/models.md": {"takes transformers": 2, "takes diffusers": 1, "takes compressed-tensors": 2},
