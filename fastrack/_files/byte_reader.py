@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import operator
 import os
 import threading
 from typing import Any
@@ -82,19 +84,22 @@ class _SealedBytes(io.RawIOBase):
         self._message = OpenMessage(sealed, keys)
 
     def readable(self) -> bool:
+        self._require_open()
         return True
 
     def seekable(self) -> bool:
+        self._require_open()
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._require_open()
-        if whence not in {os.SEEK_SET, os.SEEK_CUR, os.SEEK_END}:
-            raise ValueError(f"whence: expected 0, 1 or 2, got {whence}")
+        offset, whence = operator.index(offset), operator.index(whence)
         with self._lock:
-            position = offset + (0, self._position, self._size)[whence]
-            if position < 0:
-                raise ValueError(f"seek: expected a position of 0 or more, got {position}")
+            starts = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}
+            position = starts[whence] + offset if whence in starts else -1
+            if not 0 <= position < 1 << 63:  # the error of `io.FileIO`, by which `zipfile` sees that a file is short
+                wanted = "expected a whence of 0, 1 or 2 and a position of 0 or more"
+                raise OSError(errno.EINVAL, f"seek: {wanted}, got offset {offset}, whence {whence}")
             self._position = position
         return position
 

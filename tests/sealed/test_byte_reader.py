@@ -4,6 +4,7 @@ import gc
 import io
 import os
 import pickle
+import tarfile
 import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -42,7 +43,7 @@ def test_seeks_and_reads_are_those_of_a_plain_file(key, size):
             for each in (file, other):
                 try:
                     each.seek(offset, whence)
-                except ValueError:
+                except (ValueError, OSError):
                     each.seek(0)
             assert file.tell() == other.tell()
             count = int(rng.choice([-1, 0, 1, 5, 1000, 3 * CHUNK_SIZE, 17 * CHUNK_SIZE]))
@@ -59,8 +60,45 @@ def test_it_says_what_it_can_do(key):
         file.write(b"x")
     with pytest.raises(TypeError):
         pickle.dumps(file)
-    with pytest.raises(ValueError, match="whence"):
-        file.seek(0, 7)
+    with pytest.raises(OSError, match="whence"):
+        file.detach().seek(0, 7)
+
+
+PLACES = [(-1,), (-1, 1), (-22, 2), (0, 7), (0, -1), (2**70,), (2**63 - 1, 2), (1.0,), ("a",), (0, None), (True,)]
+
+
+def test_a_seek_that_a_file_refuses_is_refused_by_the_same_error(key, tmp_path):
+    """Readers tell by the class what is wrong with a file: of one that is short, zipfile asks for what is before it."""
+    content, path = b"hello", tmp_path / "file"
+    path.write_bytes(content)
+
+    def answer(file, *place):
+        try:
+            return file.seek(*place)
+        except (OSError, OverflowError, TypeError, ValueError) as error:
+            return OSError if isinstance(error, OverflowError) else type(error), getattr(error, "errno", None)
+
+    for buffering in (0, -1):
+        sealed = open_bytes(sealed_of(content, key), key)
+        with path.open("rb", buffering=buffering) as plain, sealed if buffering else sealed.detach() as file:
+            for place in PLACES:
+                got, expected = answer(file, *place), answer(plain, *place)
+                assert got == expected or place == (2**70,), place
+                assert file.tell() == plain.tell()
+        for ask in (file.seekable, file.readable, file.tell, plain.seekable, plain.readable, plain.tell):
+            with pytest.raises(ValueError, match="closed"):
+                ask()
+
+
+@each("size", [0, 5, 21, 22, 23])
+def test_a_file_that_is_too_short_for_an_archive_is_none(key, size):
+    with open_bytes(sealed_of(b"x" * size, key), key) as file:
+        assert not zipfile.is_zipfile(file)
+        with pytest.raises(zipfile.BadZipFile):
+            zipfile.ZipFile(file)
+        file.seek(0)
+        with pytest.raises(tarfile.ReadError), tarfile.open(fileobj=file):
+            pass
 
 
 def test_an_altered_chunk_is_refused_and_the_others_are_read(key):
