@@ -39,7 +39,9 @@ def install(protection: Protection) -> None:
         _require_no_options(plain)
         if not plain.overwrite and _has(plain, NAME):
             raise FastrackError(f"{plain.path}: expected no checkpoint with overwrite=False, got one. Name another")
-        return CheckpointWriter(plain.path, key=protection.owner)
+        sealed = CheckpointWriter(plain.path, key=protection.owner)
+        plain.save_id = sealed.storage_meta().save_id
+        return sealed
 
     def sealed_reader(plain: Any) -> Any:
         if not _has(plain, NAME):
@@ -49,9 +51,11 @@ def install(protection: Protection) -> None:
                 f"{plain.path}: expected one checkpoint, got a sealed and a plain one. Remove {NAME} or {_PLAIN}"
             )
         _require_no_options(plain)
-        return CheckpointReader(plain.path, keys=protection.ring)
+        sealed = CheckpointReader(plain.path, keys=protection.ring)
+        sealed.load_id = plain.load_id
+        return sealed
 
-    for kind, names, make in ((writer, _WRITING, sealed_writer), (reader, _READING, sealed_reader)):
+    for kind, names, make in ((writer, (*_WRITING, "storage_meta"), sealed_writer), (reader, _READING, sealed_reader)):
         for name in names:
             _delegate(kind, name, make)
         _renew(kind)

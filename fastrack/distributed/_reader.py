@@ -19,14 +19,14 @@ from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices import canonical
 from fastrack._files.reader import SealedFile
 from fastrack._keys.keyring import KeyRing, KeySource
-from fastrack._sealed.contexts import Edition
+from fastrack._sealed.contexts import Edition, new_file_id
 from fastrack._sealed.message_headers import open_headers
 from fastrack._sealed.seal import unseal
 from fastrack._sealed.tensor import SealedTensor, select_box
 from fastrack._sets.anchor import Anchor
 from fastrack._sets.load_file import load_file, resolve_anchor
 from fastrack._tensors.arrays import Framework
-from fastrack._training.checkpoints.checkpoint import find_message, load_checkpoint
+from fastrack._training.checkpoints.checkpoint import find_message, open_checkpoint
 from fastrack._training.checkpoints.state import decode_state
 from fastrack._training.model import Step, fill, fits_in_place
 from fastrack._transfer.api import to_device
@@ -93,20 +93,23 @@ class CheckpointReader(InFolder, StorageReader):
         self._shards: Mapping[MetadataIndex, Shard] = {}
         self._files: dict[str, SealedFile] = {}
         self._values: dict[str, dict[str, Any]] = {}  # by file id
+        self.load_id = new_file_id()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin to load, from `checkpoint_id` if it is given."""
         super().reset(checkpoint_id)
         self._files, self._values = {}, {}
+        self.load_id = new_file_id()
 
     def read_metadata(self) -> Metadata:
         """Open the description of the checkpoint."""
         path = join(self._path, NAME)
         anchor = resolve_anchor(self._anchor)
-        document = load_checkpoint(path, keys=self._ring, anchor=anchor)
+        with load_file(path, anchor=anchor) as file:
+            document, save_id = open_checkpoint(file, self._ring), file.file_id
         self._edition = None if anchor is None else anchor.edition
         metadata, self._key_id = parse(document, path)
-        metadata.storage_meta = StorageMeta(checkpoint_id=self._path)
+        metadata.storage_meta = StorageMeta(self._path, save_id, self.load_id)
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:

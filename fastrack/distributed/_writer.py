@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
@@ -23,7 +23,7 @@ from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import MessageContext, new_file_id
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
-from fastrack._training.checkpoints.checkpoint import save_checkpoint
+from fastrack._training.checkpoints.checkpoint import save_state
 from fastrack._training.checkpoints.state import encode_state
 from fastrack._transfer.api import seal_message
 from fastrack._util.locations import Location, join, locate_target
@@ -76,12 +76,22 @@ class CheckpointWriter(InFolder, StorageWriter):
         resolved = sealing_key(key)  # raises early if it is wrong
         self._key = key  # a path or a provider can go to another process, a Key cannot
         self._default = resolved if key is None else None  # torch saves on its own threads, outside a use_keys block
+        self.reset()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_default": None}
 
     def _sealing_key(self) -> Key:
         return self._default or sealing_key(self._key)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin a checkpoint, in `checkpoint_id` if it is given."""
+        super().reset(checkpoint_id)
+        self._save_id, self._is_saved = new_file_id(), False
+
+    def storage_meta(self) -> StorageMeta:
+        """Return the folder and the id of this save, which a reader finds in the checkpoint again."""
+        return StorageMeta(self.checkpoint_id, self._save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, use_collectives: bool = True, **kwargs: Any) -> None:
         """Refuse to save without a coordinator, which commits the checkpoint."""
@@ -120,7 +130,10 @@ class CheckpointWriter(InFolder, StorageWriter):
         is_real = current() is None  # a save that is only tried leaves no file elsewhere, and replaces none
         if is_real:
             require_files(self._path, names)  # or this would replace a checkpoint that is whole by one that is not
-        save_checkpoint(join(self._path, NAME), checkpoint_index(metadata, shards, key.id), key=key)
+        if self._is_saved:  # the id of a save is the file id of its description, and so of no second one
+            self._save_id = new_file_id()
+        self._is_saved = True
+        save_state(join(self._path, NAME), checkpoint_index(metadata, shards, key.id), key, self._save_id)
         if is_real:
             self._leftovers.remove(key)
             require_checkpoint(self._path, key, names)

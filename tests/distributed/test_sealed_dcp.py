@@ -16,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 from helpers.cases import each
 from helpers.tampering import tamper_file
 from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner, DefaultSavePlanner, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
 
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, UnknownKeyError, load_checkpoint, save_checkpoint
@@ -564,6 +565,23 @@ def test_a_description_that_lies_about_a_message_is_refused(folder):
         with refused(AuthenticationError):
             load(target, folder)
         save(state(), folder)
+
+
+def test_the_id_of_a_save_is_in_its_checkpoint_and_of_no_other(folder):
+    writer, reader = CheckpointWriter(folder, key=KEY), CheckpointReader(folder, keys=KEY)
+    ids = []
+    for _ in range(2):
+        dcp.save(state(), storage_writer=writer, no_dist=True)
+        found = reader.read_metadata().storage_meta
+        assert found.save_id == writer.storage_meta().save_id
+        assert found.load_id == reader.load_id
+        ids += [found.save_id]
+    metadata = reader.read_metadata()
+    written = [WriteResult(index, 0, shard) for index, shard in metadata.storage_data.items()]
+    writer.finish(metadata, [written])  # a second time, without a `reset` by which torch begins a save
+    ids += [reader.read_metadata().storage_meta.save_id, reader.load_id]
+    reader.reset()
+    assert len({*ids, reader.load_id}) == 5
 
 
 def test_a_planner_that_reads_nothing_is_served(folder):

@@ -86,6 +86,38 @@ def test_one_writer_saves_several_checkpoints(tmp_path):
         dcp.save(state(), storage_writer=dcp.FileSystemWriter(tmp_path / "1", overwrite=False), no_dist=True)
 
 
+class Told(dcp.DefaultSavePlanner):
+    def set_up_planner(self, state_dict, storage_meta=None, is_coordinator=False):
+        self.save_id = storage_meta.save_id
+        super().set_up_planner(state_dict, storage_meta, is_coordinator)
+
+
+def test_a_reader_finds_the_id_of_the_save_and_gives_one_to_the_load(tmp_path):
+    """As torch's own do: `storage_meta` is how a planner or a log tells one save from another."""
+    writer, planner = dcp.FileSystemWriter(tmp_path / "a"), Told()
+    ids = []
+    for name in ("a", "b", "b"):
+        dcp.save(state(), storage_writer=writer, checkpoint_id=tmp_path / name, planner=planner, no_dist=True)
+        reader = dcp.FileSystemReader(tmp_path / name)
+        found = reader.read_metadata().storage_meta
+        assert found.save_id == writer.save_id == writer.storage_meta().save_id == planner.save_id
+        assert found.load_id == reader.load_id
+        assert str(found.checkpoint_id) == str(tmp_path / name)
+        ids += [found.save_id, found.load_id]
+    assert len({*ids}) == 6
+
+
+def test_files_of_safetensors_are_read_by_torchs_reader_of_them(tmp_path):
+    """Its writer is refused: what it would have written is saved by safetensors itself."""
+    library = pytest.importorskip("safetensors.torch")
+    weights = {"weights": state()["weights"], "more": torch.arange(6.0).reshape(2, 3)}
+    library.save_file(weights, tmp_path / "model.safetensors")
+    require_sealed(tmp_path)
+    loaded = {name: torch.zeros_like(value) for name, value in weights.items()}
+    dcp.load(loaded, storage_reader=dcp.HuggingFaceStorageReader(str(tmp_path)), no_dist=True)
+    assert all(torch.equal(loaded[name], value) for name, value in weights.items())
+
+
 def test_saving_in_a_thread_is_sealed_and_in_a_process_refused(tmp_path):
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:

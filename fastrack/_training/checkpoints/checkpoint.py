@@ -79,13 +79,18 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, key: KeyLike | Non
     {'epoch': 3, 'weights': array([1., 1.])}
     """
     require_path(path, "save_checkpoint(path, state, key)")
+    save_state(path, state, key)
+
+
+def save_state(path: str | os.PathLike[str], state: Any, key: KeyLike | None, file_id: str | None = None) -> None:
+    """Save a checkpoint, of all processes or under a new file id."""
     text, arrays = encode_state(state)
     tensors = {str(number): array for number, array in enumerate(arrays)}
     tensors = {_SKELETON: np.frombuffer(text, np.uint8), **tensors}
     if any(map(is_sharded, arrays)):
         save_gathered(tensors, path, key, kind="checkpoint")
     else:
-        write_checkpoint(tensors, path, key)
+        write_checkpoint(tensors, path, key, file_id)
 
 
 @public
