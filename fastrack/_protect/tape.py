@@ -15,7 +15,7 @@ class Tape:
 
     def __init__(self, module: Any) -> None:
         self._module = module
-        self._pickle: bytes | None = None
+        self._pickle = io.BytesIO()
         self._taken_out: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -24,7 +24,7 @@ class Tape:
     @property
     def Pickler(self) -> type:  # noqa: N802 - the name in `pickle`
         """The base class of torch's pickler."""
-        return self._recorder() if self._pickle is None else self._player()
+        return self._player() if self._pickle.tell() else self._recorder()
 
     def _recorder(tape) -> type:  # noqa: N805 - not the pickler
         class Recorder(tape._module.Pickler):  # type: ignore[misc,name-defined]
@@ -40,13 +40,13 @@ class Tape:
                 cls.persistent_id = noted
 
             def __init__(self, file: Any, *args: Any, **options: Any) -> None:
-                self._kept, self._file = io.BytesIO(), file
-                super().__init__(self._kept, *args, **options)
+                self.__file = file  # by a name of its own: dill's pickler has a `_file`
+                super().__init__(tape._pickle, *args, **options)
 
-            def dump(self, obj: Any) -> None:
-                super().dump(obj)
-                tape._pickle = self._kept.getvalue()
-                self._file.write(tape._pickle)
+            def dump(self, obj: Any) -> Any:
+                result = super().dump(obj)
+                self.__file.write(tape._pickle.getvalue())
+                return result
 
         return Recorder
 
@@ -61,6 +61,6 @@ class Tape:
             def dump(self, _: Any) -> None:
                 for obj in tape._taken_out:  # in this order torch writes them
                     self.persistent_id(obj)
-                self._file.write(tape._pickle)
+                self._file.write(tape._pickle.getvalue())
 
         return Player

@@ -1,11 +1,14 @@
 """A protected process seals or refuses the tensors that it writes, and the same functions open them."""
 
 import errno
+import gc
 import gzip
 import io
+import mmap
 import os
 import pickle
 import threading
+import types
 from collections import OrderedDict
 from pathlib import Path
 
@@ -197,6 +200,44 @@ def test_files_that_take_some_bytes_at_a_time_get_all_and_those_that_take_none_a
     file.most = 0
     with pytest.raises(OSError, match="takes no more bytes"):
         torch.save(state(), file)
+
+
+class Crowded(pickle._Pickler):
+    """Pickler of another library, whose attributes have the names that came to mind first, as those of dill's do."""
+
+    def __init__(self, file, *args, **options):
+        super().__init__(file, *args, **options)
+        self._file = self._kept = self._tape = self._pickle = self._target = self.file = file
+
+    def dump(self, obj):
+        assert self.file is self._kept is self._tape is self._pickle is self._target
+        super().dump(obj)
+        return self._file.tell()
+
+
+class Returning(pickle.Pickler):
+    """Pickler in C that does not end in what it has written."""
+
+    def dump(self, obj):
+        super().dump(obj)
+        return 7
+
+
+def pickles_of(pickler):
+    return types.SimpleNamespace(
+        __name__="another", Pickler=pickler, Unpickler=pickle._Unpickler, dump=pickle.dump, load=pickle._load
+    )
+
+
+@FORMATS
+@pytest.mark.parametrize("pickler", [Crowded, Returning, pickle._Pickler, "cloudpickle", "dill"])
+def test_picklers_of_other_libraries_keep_what_is_theirs(tmp_path, options, pickler):
+    module = pytest.importorskip(pickler) if isinstance(pickler, str) else pickles_of(pickler)
+    path = tmp_path / "model.pt"
+    torch.save(state(), path, pickle_module=module, **options)
+    require_sealed(path)
+    reading = module if hasattr(module, "Unpickler") else pickle  # cloudpickle has none
+    require_equal(torch.load(path, pickle_module=reading, weights_only=False))
 
 
 def test_what_cannot_be_pickled_leaves_no_file(tmp_path):
