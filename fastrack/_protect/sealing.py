@@ -130,6 +130,11 @@ def open_sealed(path: Any) -> SealedFile | None:
     return file or None
 
 
+def find_sealed(source: Any) -> SealedFile | None:
+    """Return the sealed file at a path, or where a stream stands. Return None for others."""
+    return open_sealed(source) if is_path(source) else read_sealed(source)
+
+
 def _is_marked(path: Any) -> bool:
     """Return whether a file on this machine begins like a sealed one."""
     try:
@@ -188,15 +193,20 @@ def _bytes_of(stream: Any, start: int, size: int) -> Bytes:
     return content[:done]
 
 
-@contextlib.contextmanager
-def open_stream(protection: Protection, file: SealedFile) -> Iterator[io.BufferedReader]:
-    """Open what `seal_stream` sealed for the block, as a file that is decrypted as it is read."""
+def stream_of(protection: Protection, file: SealedFile) -> _Stream:
+    """Open what `seal_stream` sealed, as a file that is decrypted as it is read. It holds a key until it is closed."""
     if not is_stream(file):
         got = f"a sealed file of {len(file)} tensors. Open it with safetensors.torch.load_file, or fastrack.load_file"
         if file.kind == "checkpoint":
             got = "a sealed checkpoint. Open it with fastrack.load_checkpoint"
         raise FastrackError(f"{file.path}: expected what torch.save wrote, got {got}")
-    with file, _Stream(open_bytes(file[STREAM], protection.ring).detach(), SLAB >> 6) as stream:
+    return _Stream(open_bytes(file[STREAM], protection.ring).detach(), SLAB >> 6)
+
+
+@contextlib.contextmanager
+def open_stream(protection: Protection, file: SealedFile) -> Iterator[_Stream]:
+    """Open what `seal_stream` sealed for the block."""
+    with file, stream_of(protection, file) as stream:
         try:
             yield stream
         except Exception as error:

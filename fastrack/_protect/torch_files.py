@@ -14,7 +14,7 @@ from typing import Any
 
 from fastrack._protect.archive import Archive
 from fastrack._protect.refusals import refusal, refuse
-from fastrack._protect.sealing import Protection, Sink, is_path, open_sealed, open_stream, read_sealed, seal_stream
+from fastrack._protect.sealing import Protection, Sink, find_sealed, is_path, open_stream, seal_stream, stream_of
 from fastrack._protect.tape import Tape
 from fastrack._util.replacing import replace, replace_all_everywhere
 
@@ -36,7 +36,7 @@ def install(protection: Protection) -> None:
     def open_file_like(source: Any, mode: str) -> Any:
         if "w" in mode:
             return contextlib.nullcontext(_Target(source))
-        sealed = open_sealed(source) if is_path(source) else read_sealed(source)
+        sealed = find_sealed(source)
         return opened(source, mode) if sealed is None else open_stream(protection, sealed)
 
     saving = [name for name in dir(torch._C) if "save" in name.lower() and callable(getattr(torch._C, name))]
@@ -56,6 +56,7 @@ def install(protection: Protection) -> None:
         for name in [name for name in dir(kind) if "save" in name]:
             replace(kind, name, refuse(f"TorchScript's {name}"))
     _replace_maps(protection, torch)
+    _replace_reader(protection, torch)
 
 
 def _sealing(protection: Protection, files: Any, write: Any, wrap: Callable[..., Any]) -> Callable[..., None]:
@@ -106,15 +107,15 @@ def _replace_maps(protection: Protection, torch: Any) -> None:
     mapped, write_file = torch.UntypedStorage.from_file, torch.UntypedStorage._write_file
 
     def storage_from_file(filename: Any, shared: bool = False, nbytes: int = 0) -> Any:
-        sealed = open_sealed(filename)
+        if shared:  # also of a sealed file: what is written to the tensor would be lost
+            raise refusal("torch.UntypedStorage.from_file(shared=True)", "Map it with shared=False, or MAP_PRIVATE")
+        sealed = find_sealed(filename)
         if sealed is not None:  # read whole in the place of the map: the file has no plaintext that could be mapped
             with open_stream(protection, sealed) as stream:
                 whole = torch.empty(stream.seek(0, 2), dtype=torch.uint8)
                 stream.seek(0)
                 stream.readinto(whole.numpy())
                 return whole.untyped_storage()
-        if shared:
-            raise refusal("torch.UntypedStorage.from_file(shared=True)", "Map it with shared=False")
         return mapped(filename, shared, nbytes)
 
     def write_storage(storage: Any, file: Any, is_real_file: bool, *args: Any) -> Any:
@@ -124,3 +125,18 @@ def _replace_maps(protection: Protection, torch: Any) -> None:
 
     replace(torch.UntypedStorage, "from_file", staticmethod(storage_from_file))
     replace(torch.UntypedStorage, "_write_file", write_storage)
+
+
+def _replace_reader(protection: Protection, torch: Any) -> None:
+    """Open sealed files where a program opens an archive itself, such as loaders that read a tensor when it is used."""
+    construct = torch._C.PyTorchFileReader.__init__  # and not the class, whose instances C++ tells by their type
+
+    def open_archive(reader: Any, source: Any) -> None:
+        sealed = find_sealed(source)
+        stream = None if sealed is None else stream_of(protection, sealed)  # the reader holds it, and nothing else
+        try:
+            construct(reader, source if stream is None else stream)
+        except RuntimeError as error:
+            raise getattr(stream, "error", None) or error from None
+
+    replace(torch._C.PyTorchFileReader, "__init__", open_archive)

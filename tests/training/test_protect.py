@@ -127,6 +127,85 @@ def test_a_large_state_goes_slab_by_slab_and_may_be_mapped(tmp_path):
         torch.load(path, mmap=True)
 
 
+class Lazy(torch._C.PyTorchFileReader):
+    """Reader of a library that was imported before the call."""
+
+
+def test_an_archive_that_a_program_opens_itself_is_read_record_by_record(tmp_path):
+    path = tmp_path / "model.pt"
+    torch.save(state(), path)
+    plain = fastrack.open_bytes(fastrack.load_file(path)["torch.save"], KEY).read()
+
+    def require_values(reader):
+        assert isinstance(reader, torch._C.PyTorchFileReader)
+        assert reader.get_record("data/0") == NEEDLE.tobytes()
+        storage = reader.get_storage_from_record("data/0", NEEDLE.size, torch.UntypedStorage)
+        assert bytes(storage._typed_storage()._untyped_storage.tolist()) == NEEDLE.tobytes()
+
+    for open_archive in (torch.PyTorchFileReader, torch._C.PyTorchFileReader, Lazy):
+        with path.open("rb") as file:
+            for source in (str(path), file, io.BytesIO(path.read_bytes()), io.BytesIO(plain)):
+                require_values(open_archive(source))
+    with torch.serialization._open_zipfile_reader(str(path)) as reader:
+        require_values(reader)
+    (tmp_path / "plain.pt").write_bytes(plain)
+    require_values(torch.PyTorchFileReader(str(tmp_path / "plain.pt")))
+    with pytest.raises(RuntimeError, match="No such file"):
+        torch.PyTorchFileReader(str(tmp_path / "missing.pt"))
+
+
+def test_an_altered_archive_that_is_read_record_by_record_is_refused_as_such(tmp_path):
+    path = tmp_path / "model.pt"
+    torch.save({"x": torch.zeros(100_000)}, path)
+    content = path.read_bytes()
+    for place in (-5, len(content) // 2):  # in the directory, which is read first, and in a record
+        altered = bytearray(content)
+        altered[place] ^= 1
+        path.write_bytes(altered)
+        with pytest.raises(fastrack.AuthenticationError, match="chunk"):
+            torch.PyTorchFileReader(str(path)).get_record("data/0")
+    safetensors_torch.save_file(tensors(), path)
+    with pytest.raises(fastrack.FastrackError, match=r"expected what torch\.save wrote"):
+        torch.PyTorchFileReader(str(path))
+
+
+def test_an_archive_that_was_opened_gives_its_key_back(tmp_path):
+    torch.save(state(), tmp_path / "model.pt")
+    opened = []
+
+    class Watched(sealing._Stream):
+        def close(self):
+            opened.remove(id(self))
+            super().close()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sealing, "_Stream", lambda *args: opened.append(id(stream := Watched(*args))) or stream)
+        reader = torch.PyTorchFileReader(str(tmp_path / "model.pt"))
+        assert len(opened) == 1
+        del reader
+        gc.collect()
+    assert not opened
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_a_sealed_file_is_not_mapped_for_writing(tmp_path):
+    """What is written to the tensors would reach no file."""
+    path = str(tmp_path / "model.pt")
+    torch.save({"x": torch.zeros(1000)}, path)
+    before = Path(path).read_bytes()
+    with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
+        with pytest.raises(fastrack.FastrackError, match="MAP_PRIVATE"):
+            torch.load(path, mmap=True)
+        assert torch.load(path)["x"].sum() == 0
+    for write in (torch.UntypedStorage.from_file, torch.FloatStorage.from_file, torch.ByteStorage.from_file):
+        with pytest.raises(fastrack.FastrackError, match="Map it with shared=False"):
+            write(path, True, 8)
+    with pytest.raises(fastrack.FastrackError, match="Map it with shared=False"):
+        torch.from_file(path, shared=True, size=8)
+    torch.load(path, mmap=True)["x"][:] = 7  # a copy of its own, as torch's private map is
+    assert Path(path).read_bytes() == before
+
+
 class SelfSaving:
     """Object whose pickle has a sealed file in it, as that of an estimator that holds a module."""
 
