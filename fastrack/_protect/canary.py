@@ -68,7 +68,7 @@ def import_all() -> None:
 
 
 def sing() -> None:
-    """Write random numbers with each writer and read them back. Refuse if one is in plain, or comes back otherwise."""
+    """Write random numbers by each door and read them by it. Refuse if one is in plain, or comes back otherwise."""
     with tempfile.TemporaryDirectory(prefix="fastrack-canary-") as folder, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         for name, try_it in _TRIALS.items():
@@ -93,6 +93,8 @@ def _torch_file(needle: bytes, path: Path, **options: Any) -> list[bytes]:
     import torch
 
     torch.save({"x": _tensor(needle)}, path, **options)
+    if not options:
+        _require_equal(torch._C.PyTorchFileReader(str(path)).get_record("data/0"), needle)
     for weights_only, mmap in ((True, False), (False, False), (True, not options)):
         _require_equal(torch.load(path, weights_only=weights_only, mmap=mmap)["x"], needle)
     return [path.read_bytes()]
@@ -109,6 +111,8 @@ def _torch_buffer(needle: bytes, path: Path) -> list[bytes]:
         torch.save(_tensor(needle), file)
         file.seek(0)
         _require_equal(torch.load(file), needle)
+        file.seek(0)
+        _require_equal(torch._C.PyTorchFileReader(file).get_record("data/0"), needle)
     buffer = io.BytesIO()
     torch.save(_tensor(needle), buffer)
     buffer.seek(0)
@@ -138,6 +142,9 @@ def _safetensors_numpy(needle: bytes, path: Path) -> list[bytes]:
 def _safetensors(library: Any, array: Any, needle: bytes, path: Path) -> list[bytes]:
     library.save_file({"x": array}, path)
     _require_equal(library.load_file(path)["x"], needle)
+    with library.safe_open(path, library.__name__.partition(".")[2]) as file:
+        for opened in (file.get_tensor("x"), file.get_slice("x")[:]):
+            _require_equal(opened, needle)
     content = library.save({"x": array})
     _require_equal(library.load(content)["x"], needle)
     return [content, path.read_bytes()]
@@ -150,11 +157,11 @@ def _distributed(needle: bytes, path: Path) -> list[bytes]:
     library: Any = torch.distributed.checkpoint
     library.save({"x": _tensor(needle), "y": needle}, checkpoint_id=path, no_dist=True)
     library.save({"x": _tensor(needle)}, storage_writer=library.FileSystemWriter(path / "w"), no_dist=True)
-    state = {"x": torch.zeros(_NEEDLE, dtype=torch.uint8), "y": b""}
-    library.load(state, storage_reader=library.FileSystemReader(path), no_dist=True)
-    _require_equal(state["x"], needle)
-    if state["y"] != needle:
-        raise ValueError
+    states: list[Any] = [{"x": torch.zeros(_NEEDLE, dtype=torch.uint8), **more} for more in ({"y": b""}, {})]
+    library.load(states[0], storage_reader=library.FileSystemReader(path), no_dist=True)
+    library.load(states[1], checkpoint_id=path / "w", no_dist=True)
+    for opened in (states[0]["x"], states[0]["y"], states[1]["x"]):
+        _require_equal(opened, needle)
     return [each.read_bytes() for each in path.rglob("*") if each.is_file()]
 
 
@@ -164,8 +171,8 @@ def _tensor(needle: bytes) -> Any:
     return torch.frombuffer(bytearray(needle), dtype=torch.uint8)
 
 
-def _require_equal(tensor: Any, needle: bytes) -> None:
-    if bytes(tensor.tolist()) != needle:
+def _require_equal(opened: Any, needle: bytes) -> None:
+    if bytes(opened if isinstance(opened, bytes) else opened.tolist()) != needle:
         raise ValueError
 
 

@@ -5,16 +5,18 @@ import importlib.metadata
 import pickle
 import sys
 
+import numpy as np
 import pytest
 
 import fastrack
-from fastrack._protect import canary
+from fastrack._protect import canary, torch_files
 from fastrack._transfer import replaced
 from fastrack._util import replacing
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors")
 pytest.importorskip("safetensors.torch")
+pytest.importorskip("safetensors.numpy")
 pytest.importorskip("torch.distributed.checkpoint")
 
 KEY = fastrack.Key.generate()
@@ -65,6 +67,52 @@ def test_a_torch_that_lacks_a_function_is_refused(monkeypatch):
 def test_a_torch_that_pickles_storages_by_another_function_is_refused(monkeypatch, kind):
     monkeypatch.setattr(kind, "__reduce__", lambda storage: (bytes, (bytes(storage.tolist()),)))
     with refused("pickle: "):
+        fastrack.protect_checkpoints(KEY)
+
+
+class Other:
+    """Reader that hands out something else."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def get_tensor(self, _):
+        return torch.zeros(64, dtype=torch.uint8)
+
+
+@pytest.mark.slow
+def test_a_door_that_reads_otherwise_than_it_writes_is_refused(monkeypatch):
+    """By each door both directions are tried, and not by one of several that read the same file."""
+    for change, door in (
+        (lambda patched: patched.setattr(torch_files, "_replace_reader", lambda *_: None), r"torch\.save: "),
+        (lambda patched: patched.setattr(safetensors.torch, "safe_open", Other), r"safetensors\.torch: "),
+        (lambda patched: patched.setattr(safetensors.numpy, "load_file", lambda _: {"x": np.zeros(3)}), "numpy: "),
+        (lambda patched: patched.setattr(pickle, "loads", lambda _: torch.zeros(64)), "pickle: "),
+    ):
+        with monkeypatch.context() as patched:
+            change(patched)
+            with refused(rf"{door}expected a sealed file that comes back equal"):
+                fastrack.protect_checkpoints(KEY)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_reader_that_was_made_anew_is_refused(monkeypatch):
+    import torch.distributed.checkpoint as dcp
+
+    def load(state, **options):
+        original(state, **options)
+        if "checkpoint_id" in options:  # one of two ways
+            state["x"] = torch.zeros(64, dtype=torch.uint8)
+
+    original = dcp.load
+    monkeypatch.setattr(dcp, "load", load)
+    with refused(r"torch\.distributed\.checkpoint: expected"):
         fastrack.protect_checkpoints(KEY)
 
 
