@@ -478,6 +478,7 @@ def write_sealed(
     """
     _check_texts(tensors, plain, metadata)
     if (trial := current()) is not None:
+        trial.has_sealed = True
         tensors, sealed, sealers, scales = dict.fromkeys(tensors, PlainTensor.of(_NOTHING)), None, None, None
         target = _tried(target, trial)
     file_id = file_id or new_file_id()

@@ -9,6 +9,7 @@ import secrets
 import stat
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,17 +84,18 @@ def is_rehearsing() -> bool:
     return current() is not None
 
 
-def rehearse(save: Callable[[str], object], *roots: Any) -> None:
-    """Rehearse a save, and put the attributes of `roots` back as well."""
+def rehearse(save: Callable[[str], object], *roots: Any, elsewhere: bool = False) -> None:
+    """Rehearse a save, and put the attributes of `roots` back as well. It may store all `elsewhere`, as to a server."""
     from fastrack._protect.unchanged import unchanged  # deferred, as torch is
 
     folder, process = _make_folder(), os.getpid()
     watch = _Watch(folder)
     try:
-        with unchanged(*roots), trying(folder), watch.on():
+        with unchanged(*roots), trying(folder) as trial, watch.on():
             save(str(folder))
-        _together(None)  # all processes have written
-        watch.judge()
+        has_sealed = any(_together(trial.has_sealed))  # when all processes have written
+        if not (has_files := watch.judge()) and not elsewhere:
+            raise ValueError("rehearsing a save failed: expected files in the given folder, got none. Save there")
         plain = sorted({path for of_process in _together(watch.plain) for path in of_process})
     finally:
         if os.getpid() == process:  # and no child that was forked in the save: the parent may still write
@@ -101,6 +103,12 @@ def rehearse(save: Callable[[str], object], *roots: Any) -> None:
             watch.put_back()  # last, as it may raise
     if plain:
         raise _refusal(plain[0], f"expected sealed files and text alone, got {len(plain)} in plain. {ADVICE}")
+    if not has_files and not has_sealed:
+        warnings.warn(
+            "rehearsing a save: expected something sealed, got neither that nor a file, so what the run stores "
+            "elsewhere could not be looked at. See that nothing leaves the process that is not sealed",
+            stacklevel=2,
+        )
 
 
 class _Watch:
@@ -181,13 +189,12 @@ class _Watch:
                 "fastrack.is_rehearsing() is False",
             )
 
-    def judge(self) -> None:
-        """Look at all files at the end, as writers in C, C++ and Rust open theirs unseen."""
+    def judge(self) -> bool:
+        """Look at all files at the end: writers in C, C++ and Rust open theirs unseen. Return whether any is inside."""
         written = {str(Path(root, name)) for root, _, names in os.walk(self._inside) for name in names}
-        if not any(_together(bool(written))):
-            raise ValueError("rehearsing a save failed: expected files in the given folder, got none. Save there")
         for path in written | self._opened:
             self._judge(path, _is_text_by_name)
+        return any(_together(bool(written)))
 
     def put_back(self) -> None:
         """Put files elsewhere back, and remove those that were not there."""

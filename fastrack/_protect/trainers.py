@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from types import ModuleType
@@ -25,7 +26,8 @@ def _prepare_transformers(module: ModuleType) -> None:
             is_done = False  # training begins again where the size of batches is sought
 
             def on_train_begin(self, *_: Any, **__: Any) -> None:
-                if not self.is_done:
+                saves = trainer.args.save_strategy != "no" or getattr(trainer.args, "enable_jit_checkpoint", False)
+                if saves and not self.is_done:
                     _rehearse_transformers(trainer)
                     self.is_done = True
 
@@ -49,16 +51,21 @@ def _rehearse_transformers(trainer: Any) -> None:
         handler.on_save(args, trainer.state, trainer.control)
 
     callbacks = handler.callbacks
-    rehearse(save, trainer, args, trainer.state, trainer.control, handler, *callbacks)
+    rehearse(save, trainer, args, trainer.state, trainer.control, handler, *callbacks, elsewhere=True)
 
 
 def _prepare_lightning(module: ModuleType) -> None:
     def on_run_start(loop: Any, *arguments: Any, **options: Any) -> Any:
         result = original(loop, *arguments, **options)
-        _rehearse_lightning(loop.trainer)
+        if not loop.trainer.fast_dev_run and any(map(_keeps, loop.trainer.checkpoint_callbacks)):
+            _rehearse_lightning(loop.trainer)
         return result
 
     original = _wrap(module._FitLoop, "on_run_start", on_run_start)
+
+
+def _keeps(callback: Any) -> bool:
+    return any(getattr(callback, name, True) for name in ("save_top_k", "save_last", "save_on_exception"))
 
 
 def _rehearse_lightning(trainer: Any) -> None:
@@ -67,10 +74,18 @@ def _rehearse_lightning(trainer: Any) -> None:
     while getattr(inner, "checkpoint_io", None) is not None:  # one that saves in another thread, unseen
         inner = inner.checkpoint_io
     roots = [each for each in (trainer.lightning_module, trainer.datamodule) if each is not None]
+    places: list[str] = []
+
+    def save(folder: str) -> None:
+        places.append(f"{folder}/rehearsal.ckpt")
+        trainer.save_checkpoint(places[0])
+
     try:
         strategy.checkpoint_io = inner
-        rehearse(lambda folder: trainer.save_checkpoint(f"{folder}/rehearsal.ckpt"), *trainer.callbacks, *roots)
+        rehearse(save, *trainer.callbacks, *roots, elsewhere=True)
     finally:
+        with contextlib.suppress(Exception):  # a plug-in may not have kept it, or not know how to remove anything
+            strategy.remove_checkpoint(places[0])
         strategy.checkpoint_io = plugin
 
 

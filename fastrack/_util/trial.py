@@ -14,11 +14,12 @@ from fastrack.errors import FastrackError
 class Trial:
     """A save that one thread or task tries. `is_on` is False after its end: contexts that were copied still have it."""
 
-    __slots__ = ("_folder", "is_on")
+    __slots__ = ("_folder", "has_sealed", "is_on")
 
     def __init__(self, folder: Path) -> None:
         self._folder = os.path.realpath(folder) + os.sep
         self.is_on = True
+        self.has_sealed = False  # whether anything was, with content or without
 
     def holds(self, path: str | os.PathLike[str]) -> bool:
         """Return whether a path is below the folder of the trial."""
@@ -49,6 +50,8 @@ def trying(folder: Path) -> Iterator[Trial]:
 @contextlib.contextmanager
 def in_earnest() -> Iterator[None]:
     """Seal with content in the block, within a trial too: what is read again at once, or by another process."""
+    if (trial := current()) is not None:
+        trial.has_sealed = True
     token = _trial.set(None)
     try:
         yield

@@ -1,10 +1,14 @@
 """Trainers of Transformers, Lightning, Accelerate and DeepSpeed with protected checkpoints."""
 
+import contextlib
+import importlib
+import io
 import json
 import os
 import pickle
 import subprocess
 import sys
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -117,6 +121,9 @@ def test_a_save_takes_two_slabs_of_memory_beside_the_state(tmp_path):
 
 @pytest.fixture(scope="module")
 def _protected():
+    for name in ("transformers.trainer", "lightning.pytorch.loops.fit_loop"):  # or the end of a test that is the first
+        with contextlib.suppress(ImportError):  # to import one would take back what is replaced in it
+            importlib.import_module(name)
     fastrack.protect_checkpoints(KEY)
     yield
     restore()
@@ -191,7 +198,35 @@ def test_the_trainer_prunes_sealed_checkpoints_itself(tmp_path):
         fastrack.verify_file(path, KEY)
 
 
-def fit(folder, saving=(), plugins=(), **hparams):
+@pytest.mark.usefixtures("_protected")
+def test_a_trainer_that_never_saves_or_saves_elsewhere_is_not_refused(tmp_path, recwarn):
+    pytest.importorskip("transformers")
+    callback = Steps(write_pickle)  # of which no save is asked for
+    trainer_runs.hf_trainer(tmp_path / "never", callbacks=[callback], save_strategy="no").train()
+    assert (callback.steps, callback.saved) == (4, 0)
+    trainer = trainer_runs.hf_trainer(tmp_path / "elsewhere", callbacks=[callback := Steps()])
+    kept = []
+
+    def save(model, *_, **__):
+        buffer = io.BytesIO()
+        torch.save(model.state_dict(), buffer)
+        kept.append(buffer.getvalue())
+
+    trainer._save_checkpoint = save
+    trainer.train()
+    assert (callback.steps, callback.saved, len(kept)) == (4, 2, 3)
+    for content in kept:
+        torch.load(io.BytesIO(content))
+        assert b"fastrack.version" in content
+    assert not [each for each in recwarn if "could not be looked at" in str(each.message)]
+    trainer = trainer_runs.hf_trainer(tmp_path / "memory")
+    trainer._save_checkpoint = lambda model, *_, **__: kept.append(dict(model.state_dict()))
+    with pytest.warns(UserWarning, match="could not be looked at"):
+        trainer.train()
+    assert list(tmp_path.rglob("checkpoint-*")) == []
+
+
+def fit(folder, saving=(), plugins=(), callbacks=None, more=None, **hparams):
     """Train a module of Lightning for four steps. Return their number."""
     import lightning
 
@@ -219,7 +254,8 @@ def fit(folder, saving=(), plugins=(), **hparams):
     callback = lightning.pytorch.callbacks.ModelCheckpoint(folder, every_n_train_steps=2, save_top_k=-1)
     trainer = lightning.Trainer(
         accelerator="cpu", max_steps=4, logger=False, enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[callback], plugins=list(plugins), default_root_dir=folder,
+        callbacks=[callback] if callbacks is None else callbacks, plugins=list(plugins), default_root_dir=folder,
+        **(more or {}),
     )  # fmt: skip
     trainer.fit(module, torch.utils.data.DataLoader(torch.randn(40, 8), batch_size=4))
     return module
@@ -252,6 +288,74 @@ def test_what_lightning_would_write_in_plain_is_refused_before_the_first_step(tm
             fit(tmp_path / "run", **options)
         assert fit.steps == 0
         assert list(tmp_path.rglob("*.*")) == []
+
+
+@pytest.mark.usefixtures("_protected")
+def test_a_plug_in_that_stores_elsewhere_is_not_refused_and_keeps_no_rehearsal(tmp_path):
+    pytest.importorskip("lightning")
+    from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
+
+    class InMemory(TorchCheckpointIO):
+        def __init__(self, turn_to_bytes):
+            self.kept, self.turn_to_bytes = {}, turn_to_bytes
+
+        def save_checkpoint(self, checkpoint, path, storage_options=None):
+            self.kept[Path(path).name] = self.turn_to_bytes(checkpoint)
+
+        def remove_checkpoint(self, path):
+            del self.kept[Path(path).name]
+
+    def seal(checkpoint):
+        buffer = io.BytesIO()
+        torch.save(checkpoint, buffer)
+        return buffer.getvalue()
+
+    for plain, wrap in ((InMemory(seal), lambda plain: plain), (InMemory(seal), AsyncCheckpointIO)):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", ".*could not be looked at")
+            fit(tmp_path / "run", plugins=[wrap(plain)])
+        assert fit.steps == 4
+        assert sorted(plain.kept) == ["epoch=0-step=2.ckpt", "epoch=0-step=4.ckpt"]
+        assert all(b"fastrack.version" in content for content in plain.kept.values())
+    plain = InMemory(dict)
+    with pytest.warns(UserWarning, match="could not be looked at"):
+        fit(tmp_path / "run", plugins=[plain])
+    assert (fit.steps, len(plain.kept)) == (4, 2)
+    assert list(tmp_path.rglob("*.ckpt")) == []
+
+
+@pytest.mark.usefixtures("_protected")
+def test_a_run_of_lightning_that_never_saves_is_not_rehearsed(tmp_path):
+    pytest.importorskip("lightning")
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    def fail(checkpoint, _):
+        checkpoint["function"] = lambda: 0
+
+    for options, steps in (
+        ({"callbacks": [], "more": {"enable_checkpointing": False}}, 4),
+        ({"more": {"fast_dev_run": True}}, 1),
+        ({"callbacks": [ModelCheckpoint(tmp_path, save_top_k=0)]}, 4),
+        ({"callbacks": [], "more": {"barebones": True}}, 4),
+    ):
+        module = fit(tmp_path / "run", saving=[fail], **options)
+        assert (fit.steps, module.saved) == (steps, [])
+    for callbacks in ([ModelCheckpoint(tmp_path, save_top_k=0, save_last=True)], None):
+        with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
+            fit(tmp_path / "run", saving=[fail], callbacks=callbacks)
+        assert fit.steps == 0
+
+
+@pytest.mark.usefixtures("_protected")
+def test_a_whole_checkpoint_is_loaded_lazily_as_strategies_of_lightning_do(tmp_path):
+    pytest.importorskip("lightning")
+    from lightning.fabric.utilities.load import _lazy_load, _materialize_tensors
+
+    module = fit(tmp_path / "run")
+    path = max((tmp_path / "run").glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+    fastrack.verify_file(path, KEY)
+    weights = _materialize_tensors(_lazy_load(path)["state_dict"])
+    assert torch.equal(weights["layer.weight"], module.layer.weight)
 
 
 @pytest.mark.usefixtures("_protected")

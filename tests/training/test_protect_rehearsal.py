@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import copy
 import importlib
+import io
 import os
 import pickle
 import random
@@ -270,6 +271,29 @@ def test_a_save_that_fails_or_saves_nothing_ends_in_its_error():
         fastrack.rehearse_save(lambda folder: torch.save({"f": lambda: 0}, f"{folder}/a.pt"))
     with pytest.raises(ValueError, match="got none"):
         fastrack.rehearse_save(lambda folder: None)
+
+
+def test_a_trainer_may_store_all_elsewhere(recwarn, tmp_path):
+    """As plug-ins do that keep checkpoints in a store or in memory. A loop of your own names the folder itself."""
+    from fastrack._protect.rehearsal import rehearse
+
+    kept = []
+
+    def keep_bytes(_):
+        buffer = io.BytesIO()
+        torch.save({"weights": torch.ones(3)}, buffer)
+        kept.append(buffer.getvalue())
+
+    for keep in (keep_bytes, lambda _: kept.append(pickle.dumps(torch.ones(3)))):
+        rehearse(keep, elsewhere=True)
+    assert WEIGHTS[:4] * 3 not in kept[0] + kept[1]
+    assert not recwarn
+    with pytest.warns(UserWarning, match="could not be looked at"):
+        rehearse(lambda _: kept.append(torch.ones(3)), elsewhere=True)
+    with pytest.raises(fastrack.errors.FastrackError, match="another file"):
+        rehearse(lambda _: (tmp_path / "w.bin").write_bytes(WEIGHTS), elsewhere=True)
+    with pytest.raises(ValueError, match="got none"):
+        rehearse(keep_bytes)
 
 
 def test_a_rehearsal_takes_no_room(tmp_path):
