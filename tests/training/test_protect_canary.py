@@ -5,18 +5,16 @@ import importlib.metadata
 import pickle
 import sys
 
-import numpy as np
 import pytest
 
 import fastrack
-from fastrack._protect import canary, torch_files
+from fastrack._protect import canary
 from fastrack._transfer import replaced
 from fastrack._util import replacing
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors")
 pytest.importorskip("safetensors.torch")
-pytest.importorskip("safetensors.numpy")
 pytest.importorskip("torch.distributed.checkpoint")
 
 KEY = fastrack.Key.generate()
@@ -86,14 +84,19 @@ class Other:
         return torch.zeros(64, dtype=torch.uint8)
 
 
+class OtherArchive(torch._C.PyTorchFileReader):
+    """Reader of archives by which `torch.load` still gets its storages."""
+
+    def get_record(self, name):
+        return b"other" if name.startswith("data/") else super().get_record(name)
+
+
 @pytest.mark.slow
 def test_a_door_that_reads_otherwise_than_it_writes_is_refused(monkeypatch):
     """By each door both directions are tried, and not by one of several that read the same file."""
     for change, door in (
-        (lambda patched: patched.setattr(torch_files, "_replace_reader", lambda *_: None), r"torch\.save: "),
+        (lambda patched: patched.setattr(torch._C, "PyTorchFileReader", OtherArchive), r"torch\.save: "),
         (lambda patched: patched.setattr(safetensors.torch, "safe_open", Other), r"safetensors\.torch: "),
-        (lambda patched: patched.setattr(safetensors.numpy, "load_file", lambda _: {"x": np.zeros(3)}), "numpy: "),
-        (lambda patched: patched.setattr(pickle, "loads", lambda _: torch.zeros(64)), "pickle: "),
     ):
         with monkeypatch.context() as patched:
             change(patched)
