@@ -17,6 +17,7 @@ from fastrack._protect.refusals import refusal, refuse
 from fastrack._protect.sealing import Protection, Sink, find_sealed, is_path, open_stream, seal_stream, stream_of
 from fastrack._protect.tape import Tape
 from fastrack._util.replacing import replace, replace_all_everywhere
+from fastrack.errors import FormatError
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,8 @@ def _reading_only(from_file: Any) -> Callable[..., Any]:
     def tensor_from_file(filename: Any, shared: bool | None = None, *args: Any, **options: Any) -> Any:
         if shared:
             raise refusal("torch.from_file(shared=True)", "Map it with shared=False")
+        if find_sealed(filename) is not None:
+            raise FormatError(f"{filename}: expected values for torch.from_file, got a sealed file. Use torch.load")
         return from_file(filename, shared, *args, **options)
 
     return tensor_from_file

@@ -202,6 +202,11 @@ def test_a_sealed_file_is_not_mapped_for_writing(tmp_path):
             write(path, True, 8)
     with pytest.raises(fastrack.FastrackError, match="Map it with shared=False"):
         torch.from_file(path, shared=True, size=8)
+    with pytest.raises(fastrack.FormatError, match="got a sealed file"):
+        torch.from_file(path, size=8)  # which would have ciphertext for values
+    values = tmp_path / "values"
+    values.write_bytes(NEEDLE)
+    assert torch.from_file(str(values), size=4096, dtype=torch.uint8).numpy().tobytes() == NEEDLE.tobytes()
     torch.load(path, mmap=True)["x"][:] = 7  # a copy of its own, as torch's private map is
     assert Path(path).read_bytes() == before
 
