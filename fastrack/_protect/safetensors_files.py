@@ -68,6 +68,8 @@ def describe(tensors: Any) -> dict[str, PlainTensor]:
 
 
 def _described(spec: Any) -> PlainTensor:
+    if not hasattr(spec, "data_ptr"):
+        raise TypeError(f"serialize: expected a TensorSpec, got {type(spec).__name__}. Use save or save_file")
     size = spec.data_len
     memory: Bytes = np.frombuffer((ctypes.c_uint8 * size).from_address(spec.data_ptr), np.uint8) if size else _EMPTY
     return PlainTensor(spec.dtype, tuple(spec.shape), lambda: arrays.reader(memory))

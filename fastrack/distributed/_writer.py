@@ -76,7 +76,7 @@ class CheckpointWriter(InFolder, StorageWriter):
         resolved = sealing_key(key)  # raises early if it is wrong
         self._key = key  # a path or a provider can go to another process, a Key cannot
         self._default = resolved if key is None else None  # torch saves on its own threads, outside a use_keys block
-        self.reset()
+        self._save_id, self._is_saved = new_file_id(), False
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_default": None}

@@ -407,6 +407,8 @@ def test_bytes_of_safetensors_are_sealed_too(tmp_path):
     require_sealed(path)
     assert np.array_equal(safetensors_numpy.load_file(path)["x"], arrays["x"])
     assert np.array_equal(safetensors_numpy.load(safetensors_numpy.save(arrays))["x"], arrays["x"])
+    with pytest.raises(TypeError, match="expected a TensorSpec, got dict"):
+        safetensors.serialize({"x": {"dtype": "uint8", "shape": [1], "data": b"x"}})
 
 
 def test_modules_with_tied_weights_are_saved_and_loaded(tmp_path):
