@@ -189,7 +189,7 @@ def test_an_archive_that_was_opened_gives_its_key_back(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_a_sealed_file_is_not_mapped_for_writing(tmp_path):
-    """What is written to the tensors would reach no file."""
+    """A write to the tensors would reach no file."""
     path = str(tmp_path / "model.pt")
     torch.save({"x": torch.zeros(1000)}, path)
     before = Path(path).read_bytes()
