@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, responses
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
-from fastrack._remote.objects import HEAD, Sink, Version, changed, check_size, error_code
+from fastrack._remote.codes import ENDED, KNOWN, explain
+from fastrack._remote.objects import HEAD, Sink, Version, changed, check_size, error_code, require_plain
 from fastrack._remote.retries import TransientError, retry
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.locations import Url
@@ -32,15 +33,15 @@ _PIECE = 1 << 18  # bytes of a body that are received before they are used
 _HEADERS = 1 << 20  # bytes of an answer without its body
 _REDIRECTS = 5
 _MOVED = {301, 302, 303, 307, 308}
-_BUSY = {408, 425, 429, 500, 502, 503, 504}
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})")
 _PRINTABLE = re.compile(r"[!-~]*")
 _REFUSED_TUNNEL = re.compile(r"Tunnel connection failed: (\d{3})\b")  # of http.client
-_RENEW_AFTER = 1800.0  # seconds that a signed URL is used
 _LONGEST_DELAY = 10.0  # seconds that a server may ask for
+_REASON, _REASON_TIME = 4096, 5.0  # bytes of a refusal that are read for its code, and seconds that they may take
+_SAID = re.compile(rb'<Code>\s*([A-Za-z]{3,40})\s*</Code>|"reason"\s*:\s*"([A-Za-z]{3,40})"')  # or Google's JSON
 
 T = TypeVar("T")
-Sign = Callable[[], str]
+Sign = Callable[[object], tuple[str, float, object]]  # URL, seconds of its use, session; takes one that has ended
 
 
 class HttpObject:
@@ -55,8 +56,7 @@ class HttpObject:
     def __init__(self, url: Url, sign: Sign | None = None) -> None:
         self.url = url
         self._sign = sign
-        self._target = _split(url.full if sign is None else retry(sign, url), url)
-        self._signed_at = time.monotonic()
+        self._target = retry(self._sign_anew, url)
         self._etag: str | None = None
         self._modified: str | None = None
         self.head = b""
@@ -98,16 +98,17 @@ class HttpObject:
     @contextlib.contextmanager
     def _request(self, start: int, stop: int, headers: dict[str, str] | None = None) -> Iterator[_Connection]:
         """Ask for a range, for a block that reads the answer: 206, 412 or 416. Other answers are raised as errors."""
-        if self._sign is not None and time.monotonic() - self._signed_at > _RENEW_AFTER:
-            self._renew()
-        connection = self._send(self._target, start, stop, headers)
-        if connection.response.status in {401, 403} and self._sign is not None:  # it may have expired
+        parts, _, session = self._target if time.monotonic() < self._target[1] else self._sign_anew()
+        for is_last in (self._sign is None, True):
+            connection = self._send(parts, start, stop, headers)
+            if connection.response.status in {206, 412, 416}:
+                break
+            code = connection.response.read_code()
             connection.close()
-            self._renew()
-            connection = self._send(self._target, start, stop, headers)
-        if connection.response.status not in {206, 412, 416}:
-            connection.close()
-            raise self._refusal(connection.response)
+            error = self._refusal(connection.response, code)
+            if is_last or not (isinstance(error, PermissionError) or code in ENDED):
+                raise error
+            parts, _, session = self._sign_anew(session if code in ENDED else None)
         try:
             yield connection
         except BaseException:
@@ -115,14 +116,17 @@ class HttpObject:
             raise
         connection.release()
 
-    def _renew(self) -> None:
-        assert self._sign is not None
-        self._target, self._signed_at = _split(self._sign(), self.url), time.monotonic()
+    def _sign_anew(self, ended: object = None) -> tuple[SplitResult, float, object]:
+        """Return the URL to ask for, until when, and the session that signed it. Another one than `ended` signs it."""
+        target, seconds, session = (self.url.full, float("inf"), None) if self._sign is None else self._sign(ended)
+        self._target = _split(target, self.url), time.monotonic() + seconds, session
+        return self._target
 
     def _send(self, parts: SplitResult, start: int, stop: int, headers: dict[str, str] | None) -> _Connection:
         """Ask for a range, and follow redirections. Return the connection that has the answer."""
+        origin = _origin(parts)
         for _ in range(_REDIRECTS + 1):
-            user = parts.username is not None and _origin(parts) == _origin(self._target)
+            user = parts.username is not None and _origin(parts) == origin
             connection = _pool.take(parts, self.url)
             connection.get(
                 urlunsplit(("", "", parts.path or "/", parts.query, "")),
@@ -136,10 +140,11 @@ class HttpObject:
                 stop - start,
                 self.url,
             )
-            if connection.response.status not in _MOVED:
+            place = connection.response.headers.get("Location")
+            if connection.response.status not in _MOVED or not place:  # S3 names none of a bucket in another region
                 return connection
             connection.close()
-            moved = _split(connection.response.headers.get("Location", ""), self.url, parts)
+            moved = _split(place, self.url, parts)
             if parts.scheme == "https" != moved.scheme:
                 raise FormatError(f"{self.url}: expected a redirection to https, got one to http. Give the final URL")
             parts = moved
@@ -147,10 +152,10 @@ class HttpObject:
 
     def _content_range(self, response: HTTPResponse) -> tuple[int, int, int]:
         """Return first byte, end and size of the file by the headers of an answer."""
-        text = response.headers.get("Content-Range", "")
-        match = _CONTENT_RANGE.fullmatch(text)
-        if match is None or response.headers.get("Content-Encoding", "identity") != "identity":
-            raise TransientError("expected Content-Range: bytes FIRST-LAST/SIZE, of bytes as they are, got another")
+        require_plain(response.headers.get("Content-Encoding"), self.url)
+        match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        if match is None:
+            raise TransientError("expected Content-Range: bytes FIRST-LAST/SIZE, got another")
         first, last, size = map(int, match.groups())
         if not first <= last < size:
             raise TransientError(f"expected a Content-Range within the file, got {first} to {last} of {size}")
@@ -168,32 +173,24 @@ class HttpObject:
             sink(start, piece[:count])
             start += count
 
-    def _refusal(self, response: HTTPResponse) -> Exception:
+    def _refusal(self, response: HTTPResponse, code: str) -> Exception:
         status = response.status
-        about = f"{status} {responses.get(status, '')}".rstrip()
-        if status in _BUSY:
-            delay = response.headers.get("Retry-After", "")
-            return TransientError(
-                f"{self.url}: {about}", min(float(delay), _LONGEST_DELAY) if delay.isdecimal() else 0.0
-            )
-        if status in {401, 403}:
-            error = PermissionError(errno.EACCES, "the server refuses access; check the credentials", str(self.url))
-            error.is_refusal = status == 401  # type: ignore[attr-defined] # of a password, not of a file
-            return error
-        if status in {404, 410}:
-            return FileNotFoundError(errno.ENOENT, "the server has no such file", str(self.url))
         if status == 200:
             return FormatError(
                 f"{self.url}: expected a server that gives ranges, got the whole file. Copy it to this machine, or "
                 "serve it from one that does"
             )
-        return OSError(errno.EPROTO, f"the server answered {about}", str(self.url))
+        known = explain(code, self.url)
+        if isinstance(known, TransientError) and (delay := response.headers.get("Retry-After", "")).isdecimal():
+            known.delay = min(float(delay), _LONGEST_DELAY)
+        answer = f"the server answered {status} {responses.get(status, '')}".rstrip()
+        return known or OSError(errno.EPROTO, answer, str(self.url))
 
 
 class _Connection:
     """A connection to a server, or to a proxy, and the answer to the last request."""
 
-    response: HTTPResponse
+    response: _BoundedResponse
 
     def __init__(self, parts: SplitResult, url: Url) -> None:
         host, port = parts.hostname, parts.port
@@ -220,10 +217,10 @@ class _Connection:
     def get(self, target: str, headers: dict[str, str], size: int, url: Url) -> None:
         """Ask for `size` bytes. The connection is closed after an error."""
 
-        def exchange() -> HTTPResponse:
+        def exchange() -> _BoundedResponse:
             self._http.response_class = partial(_BoundedResponse, limit=size)  # type: ignore[assignment]
             self._http.request("GET", self._prefix + target, headers={**headers, **self._headers})
-            return self._http.getresponse()
+            return cast(_BoundedResponse, self._http.getresponse())
 
         try:
             self.response = _attempt(exchange, url)
@@ -247,10 +244,22 @@ class _Connection:
 class _BoundedResponse(HTTPResponse):
     """An answer that may be neither much longer than requested nor too slow."""
 
-    def __init__(self, *args: Any, limit: int, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, connection: Any, *args: Any, limit: int, **options: Any) -> None:
+        super().__init__(connection, *args, **options)
         buffered: Any = self.fp
-        self.fp = io.BufferedReader(_Bounded(buffered.detach(), limit))
+        self._connection, self._bounded = connection, _Bounded(buffered.detach(), limit)
+        self.fp = io.BufferedReader(self._bounded)
+
+    def read_code(self) -> str:
+        """Return the code of a refusal, or its status. A hostile server's body is read in part, and not for long."""
+        body = f"<Code>{self.headers.get('x-ms-error-code', '')}</Code>".encode()
+        self._bounded.deadline = time.monotonic() + _REASON_TIME
+        with contextlib.suppress(OSError, HTTPException, ValueError):
+            self._connection.settimeout(_REASON_TIME)
+            while len(body) < _REASON and (piece := self.read1(_REASON - len(body))):
+                body += piece
+        words = [(match[1] or match[2]).decode() for match in _SAID.finditer(body)]
+        return next((word for word in words if word in KNOWN), str(self.status))  # nothing else may be repeated
 
 
 class _Bounded(io.RawIOBase):
@@ -259,7 +268,7 @@ class _Bounded(io.RawIOBase):
     def __init__(self, raw: io.RawIOBase, limit: int) -> None:
         self._raw = raw
         self._left = 2 * limit + _HEADERS  # also with the sizes of chunks
-        self._deadline = time.monotonic() + _TIMEOUT + limit / _SLOWEST
+        self.deadline = time.monotonic() + _TIMEOUT + limit / _SLOWEST
 
     def readable(self) -> bool:
         return True
@@ -267,7 +276,7 @@ class _Bounded(io.RawIOBase):
     def readinto(self, buffer: Any) -> int | None:
         if self._left < 0:
             raise TransientError("the server sends more than was asked for")
-        if time.monotonic() > self._deadline:
+        if time.monotonic() > self.deadline:
             raise TransientError(f"the server sends less than {_SLOWEST >> 10} KiB a second")
         count = self._raw.readinto(buffer)
         self._left -= count or 0

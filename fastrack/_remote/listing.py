@@ -6,7 +6,7 @@ import re
 from fnmatch import fnmatchcase
 from typing import Any
 
-from fastrack._remote.filesystem import _VALIDATORS, _translated, find_store
+from fastrack._remote.filesystem import _VALIDATORS, call_store, find_store
 from fastrack._remote.objects import check_size
 from fastrack._remote.retries import retry
 from fastrack._util.locations import Url
@@ -48,8 +48,8 @@ def list_objects(url: Url) -> list[tuple[str, int, str | None]]:
         store.invalidate_cache()  # of listings
         try:
             if stem:  # which the server compares
-                return list(_translated(folder, store.find, path, prefix=stem, detail=True).values())
-            return list(_translated(folder, store.ls, path, detail=True))
+                return list(call_store(folder, store, "find", path, prefix=stem, detail=True).values())
+            return list(call_store(folder, store, "ls", path, detail=True))
         except FileNotFoundError:
             return []
 

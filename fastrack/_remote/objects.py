@@ -17,7 +17,7 @@ from fastrack.errors import FormatError
 HEAD = 1 << 18  # bytes that opening an object reads
 LARGEST = 5 << 40  # bytes of an object: the limit of S3
 
-_CODE = re.compile(r"[A-Za-z_]{3,40}")  # which no signature is
+_CODE = re.compile(r"[A-Za-z_]{3,40}|[1-5]\d\d")  # which no signature is
 
 Sink = Callable[[int, bytes | memoryview], None]
 """Takes bytes of an object, which stay until it returns, and where in it they begin."""
@@ -69,15 +69,27 @@ def error_code(error: BaseException) -> str:
         details.append("the name of the host was not resolved")
     elif isinstance(error, OSError) and type(error.errno) is int and error.errno > 0:
         details.append(os.strerror(error.errno))
-    for source in (error, error.__cause__):
-        with contextlib.suppress(KeyError, TypeError):
-            code = getattr(source, "response", {})["Error"]["Code"]  # of botocore
-            details += [code] if _CODE.fullmatch(code) else []
-        code = getattr(source, "error_code", None)  # of Azure
-        details += [str(code)] if isinstance(code, str) and _CODE.fullmatch(code) else []
-        status = getattr(source, "status", None)  # of aiohttp
-        details += [str(status)] if type(status) is int else []
+    details += codes_of(error)
     return f"{type(error).__name__} ({', '.join(details)})" if details else type(error).__name__
+
+
+def codes_of(error: BaseException) -> list[str]:
+    """Return the codes of an error of another library and of its cause: letters, or the number of a status."""
+    found: list[object] = []
+    for source in (error, error.__cause__):
+        with contextlib.suppress(LookupError, TypeError):
+            found.append(getattr(source, "response", {})["Error"]["Code"])  # of botocore
+        for each in (source, getattr(source, "response", None)):  # of Azure, aiohttp and gcsfs; of Hugging Face
+            found += [getattr(each, name, None) for name in ("error_code", "status", "status_code", "code")]
+        found += [403] if str(source).startswith("Forbidden: ") else []  # of gcsfs
+    texts = [code[:] if isinstance(code, str) else f"{code:d}" for code in found if isinstance(code, str | int)]
+    return [code for code in dict.fromkeys(texts) if _CODE.fullmatch(code)]
+
+
+def require_plain(coding: str | None, url: Url) -> None:
+    """Refuse an object whose Content-Encoding would have clients decode it: ranges of it are of no use then."""
+    if coding not in {None, "", "identity", "aws-chunked"}:  # the last of bytes as they are, by stores that keep it
+        raise FormatError(f"{url}: expected an object without Content-Encoding, got one with it. Store it without")
 
 
 def changed(url: Url) -> FormatError:

@@ -6,17 +6,18 @@ import contextlib
 import errno
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, BinaryIO
 
-from fastrack._remote.filesystem import find_store
+from fastrack._remote.filesystem import S3, call_store, find_store, renewing
 from fastrack._remote.objects import error_code
+from fastrack._remote.retries import TransientError
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.locations import Url, require_bare
 
 _PART = 16 << 20  # bytes, at least
 _PARTS = 9000  # of an object; stores allow 10,000
-_S3 = {"s3", "s3a"}
 _CONDITIONAL = {"s3", "gs", "az", "abfs"}  # S3's If-None-Match, a generation of 0, and Azure's If-None-Match
 
 
@@ -28,11 +29,13 @@ def new_object(url: Url, size: int, *, overwrite: bool = True) -> Iterator[Binar
     is kept, even one that appears during the write if the store can refuse to replace it.
     """
     store, path = _find_writable(url)
-    if not overwrite and _call(url, store.exists, path):
-        raise _exists(url)
+    if not overwrite and _call(url, store, "exists", path):
+        raise FileExistsError(errno.EEXIST, "exists and was left as it was; choose another name", str(url))
     # A small object of S3 is one request, which is the only one that is conditional in many other servers of S3.
-    options = {"autocommit": url.scheme in _S3 and size < _PART, "block_size": max(_PART, -(-size // _PARTS))}
-    out = _call(url, store.open, path, "wb" if overwrite else _new_mode(store), **options)
+    options = {"autocommit": url.scheme in S3 and size < _PART, "block_size": max(_PART, -(-size // _PARTS))}
+    out = _call(url, store, "open", path, "wb" if overwrite else _new_mode(store), **options)
+    if url.scheme in S3 and hasattr(out, "_call_s3"):  # each request of s3fs
+        out._call_s3 = partial(renewing, url, store, out._call_s3)  # noqa: SLF001
     writer = _Writer(out, url)
     try:
         yield writer  # type: ignore[misc]
@@ -50,7 +53,7 @@ def list_names(folder: Url) -> list[str]:
     """Return the names of the objects below a folder of a store, such as ``a/b``. A folder without any has none."""
     store, path = _find_writable(folder)
     prefix = f"{path.rstrip('/')}/"
-    found = _call(folder, store.find, path)
+    found = _call(folder, store, "find", path)
     store.invalidate_cache()  # gcsfs would not find what other processes add later
     return sorted(name.removeprefix(prefix) for name in found if name.startswith(prefix) and not name.endswith("/"))
 
@@ -58,13 +61,13 @@ def list_names(folder: Url) -> list[str]:
 def remove_object(url: Url) -> None:
     """Remove an object."""
     store, path = _find_writable(url)
-    _call(url, store.rm_file, path)
+    _call(url, store, "rm_file", path)
 
 
 def has_object(url: Url) -> bool:
     """Return True if there is an object."""
     store, path = _find_writable(url)
-    return bool(_call(url, store.exists, path))
+    return bool(_call(url, store, "exists", path))
 
 
 def list_uploads(folder: Url, names: re.Pattern[str]) -> Iterator[tuple[str, str, str]]:
@@ -72,13 +75,13 @@ def list_uploads(folder: Url, names: re.Pattern[str]) -> Iterator[tuple[str, str
 
     S3 keeps the parts of one whose process was killed, without an end. Other stores remove them themselves.
     """
-    if folder.scheme in _S3:
+    if folder.scheme in S3:
         store, path = _find_writable(folder)
         bucket, key, _ = store.split_path(path)
         prefix = f"{key.rstrip('/')}/" if key else ""
         markers: dict[str, str] = {}
         while True:
-            page = _call(folder, store.call_s3, "list_multipart_uploads", Bucket=bucket, Prefix=prefix, **markers)
+            page = _call(folder, store, "call_s3", "list_multipart_uploads", Bucket=bucket, Prefix=prefix, **markers)
             for upload in page.get("Uploads", ()):
                 if names.fullmatch(upload["Key"].removeprefix(prefix)):
                     yield bucket, upload["Key"], upload["UploadId"]
@@ -92,7 +95,7 @@ def remove_uploads(folder: Url, uploads: Iterable[tuple[str, str, str]]) -> None
     store, _ = _find_writable(folder)
     for upload in uploads:
         with contextlib.suppress(OSError):  # it has ended
-            _call(folder, store.abort_mpu, *upload)
+            _call(folder, store, "abort_mpu", *upload)
 
 
 def _find_writable(url: Url) -> tuple[Any, str]:
@@ -131,14 +134,14 @@ class _Writer:
         view = memoryview(data).cast("B") if len(data) else memoryview(b"")
         self._head = self._head or bytes(view)
         self._size += len(view)
-        return int(_call(self._url, self._out.write, view))
+        return int(_call(self._url, self._out, "write", view))
 
     def complete(self) -> None:
         self._require_own()
         try:
-            _call(self._url, self._out.close)  # uploads the last part
+            _call(self._url, self._out, "close")  # uploads the last part
             if not getattr(self._out, "autocommit", False):
-                _call(self._url, self._out.commit)
+                _call(self._url, self._out, "commit")
         except FileExistsError:
             if not self._is_stored():
                 raise
@@ -150,8 +153,8 @@ class _Writer:
         """
         with contextlib.suppress(OSError):
             store, path = _find_writable(self._url)
-            if _call(self._url, store.info, path)["size"] == self._size:
-                head = _call(self._url, store.cat_file, path, start=0, end=len(self._head)) if self._head else b""
+            if _call(self._url, store, "info", path)["size"] == self._size:
+                head = _call(self._url, store, "cat_file", path, start=0, end=len(self._head)) if self._head else b""
                 return bytes(head) == self._head
         return False
 
@@ -184,24 +187,10 @@ def _discard(out: Any, url: Url, error: BaseException) -> None:
         out.closed = True  # or its destructor would complete the object
 
 
-def _call(url: Url, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call a function of fsspec, whose errors may hold secrets."""
-    failure: OSError
+def _call(url: Url, owner: Any, operation: str, *args: Any, **options: Any) -> Any:
+    """Call an operation of a store or its file, whose errors may hold secrets."""
     try:
-        return function(*args, **options)
-    except FileExistsError:
-        failure = _exists(url)
-    except PermissionError:
-        failure = PermissionError(errno.EACCES, "the server refuses to write; check the credentials", str(url))
-    except FileNotFoundError:
-        failure = FileNotFoundError(errno.ENOENT, "the server has no such bucket or folder; make it", str(url))
-    except Exception as error:  # noqa: BLE001 - of any package
-        code = error_code(error)
-        failure = OSError(errno.EIO, f"writing failed: {code}. Try again", str(url))
-        if "PreconditionFailed" in code:  # of S3: that there is no object is the only condition of these requests
-            failure = _exists(url)
-    raise failure
-
-
-def _exists(url: Url) -> FileExistsError:
-    return FileExistsError(errno.EEXIST, "exists and was left as it was. Choose another name", str(url))
+        return call_store(url, owner, operation, *args, **options)
+    except TransientError as error:
+        failure = f"writing failed: {error}; check the connection and the server, and try again"
+    raise OSError(errno.EIO, failure, str(url))

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import ssl
 import traceback
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -179,9 +180,10 @@ def test_the_texts_of_other_libraries_are_left_out(operation, error, key, images
 
     monkeypatch.setattr(retries, "ATTEMPTS", 2)
     if operation == "sign":
-        from fastrack._remote.filesystem import _translated
+        from fastrack._remote.filesystem import call_store
 
-        check(lambda: client.HttpObject(Url(url), lambda: _translated(Url(url), fail)), caplog)
+        fails = SimpleNamespace(sign=fail)
+        check(lambda: client.HttpObject(Url(url), lambda _: call_store(Url(url), fails, "sign")), caplog)
     else:
         assert "memory://bucket/secret-test.safetensors" in check(use, caplog)
 

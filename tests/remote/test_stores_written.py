@@ -266,7 +266,7 @@ def load_shared(url, value):
 def fail_to_save(url, value):
     """The store refuses what the second process writes: both raise its error."""
     if dist.get_rank() == 1:
-        upload._Writer.write = lambda writer, data: upload._call(writer._url, lambda: 1 / 0)
+        upload._Writer.write = lambda writer, data: upload._call(writer._url, 1, "__truediv__", 0)
     with pytest.raises(CheckpointException) as caught:
         save_shared(url, value)
     [(rank, (error, _))] = caught.value.failures.items()
