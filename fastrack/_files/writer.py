@@ -24,7 +24,7 @@ from fastrack._files.reader import SealedFile, opened_file
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import Binding, Kind, MessageContext, new_file_id
-from fastrack._sealed.file_header import encode_header
+from fastrack._sealed.file_header import ABOUT, encode_header
 from fastrack._sealed.message_headers import authenticate_headers
 from fastrack._sealed.messages import OpenMessage
 from fastrack._sealed.metadata import encode_fields, entry_of
@@ -503,8 +503,8 @@ def write_sealed(
     largest = max((tensors[name].nbytes for name in contexts if name not in sealers), default=0)
     # One buffer for all messages: fresh memory costs more than AES.
     memory = arrays.empty_bytes(ciphertext_size(min(SLAB, largest)))
-    # Loaders of models look at `format`: what has it would be taken for plain weights.
-    header = encode_header(entries, {**metadata, **fields}, guarded="format" in metadata)
+    is_open = not sealed_entries or kind == "index" or ABOUT in tensors  # any reader may count and copy a data set
+    header = encode_header(entries, {**metadata, **fields}, guarded=not is_open)
     size = len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())
     with open_target(target, size, overwrite=overwrite) as out:
         out.write(header)

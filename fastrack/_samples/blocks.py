@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._samples.about import ABOUT
 from fastrack._sealed.contexts import MessageContext
+from fastrack._sealed.file_header import ABOUT
 from fastrack._sealed.indexing import Indices
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes

@@ -18,9 +18,10 @@ import numpy as np
 from fastrack._files.importers import PlainTensor
 from fastrack._files.writer import write_sealed
 from fastrack._keys.keyring import KeyLike, KeyRing, sealing_key
-from fastrack._samples.about import ABOUT, About
+from fastrack._samples.about import About
 from fastrack._samples.blocks import OFFSETS, RECORDS, Block, Column, require_names, require_unicode
 from fastrack._samples.stored import DataSet, StoredSamples, read_data_set, with_type_of
+from fastrack._sealed.file_header import ABOUT
 from fastrack._tensors import arrays, dtypes
 from fastrack._util.atomic import made_parents
 from fastrack._util.fork import per_process

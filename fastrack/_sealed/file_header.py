@@ -22,7 +22,10 @@ _ALIGNMENT = 8  # bytes, of the first tensor in the file
 _MAX_DIMENSIONS = 64
 _MAX_ELEMENTS = 2**56  # without empty dimensions: more than a message holds, and within the limits of frameworks
 
-# An entry of no bytes beside sealed weights. Other readers of safetensors do not know its dtype: they refuse the file,
+ABOUT = "fastrack.about"
+"""Name of the sealed tensor of a shard of a data set that says its place there. No column: it counts no samples."""
+
+# An entry of no bytes beside sealed tensors. Other readers of safetensors do not know its dtype: they refuse the file,
 # and print the dtype. Without it they would read vectors of bytes, which some loaders replace by random weights.
 GUARD = "fastrack.guard"
 _GUARD_ENTRY = {

@@ -17,11 +17,11 @@ import numpy as np
 from fastrack._files.reader import SealedFile
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._remote.listing import is_pattern, list_objects, split_pattern
-from fastrack._samples.about import ABOUT
 from fastrack._samples.blocks import LENGTHS, RECORDS
 from fastrack._samples.data_set import warning_of
 from fastrack._samples.shard_index import INDEX, SUFFIX, ShardIndex, read_index
 from fastrack._samples.stored import SHARD, order_shards, read_shards
+from fastrack._sealed.file_header import ABOUT
 from fastrack._sealed.indexing import Indices
 from fastrack._training.handles import CombinedDataset, DatasetHandle, record_layout, row_layout, window_layout
 from fastrack._training.plain_columns import PlainColumns

@@ -160,8 +160,7 @@ def save_model(
     key : KeyLike, optional
         The owner's key, as `seal` takes it.
     metadata : mapping of str to str, optional
-        Metadata of the file. It is neither encrypted nor authenticated. Without ``format`` that is ``pt``, by which
-        loaders of plain weights refuse the file.
+        Metadata of the file. It is neither encrypted nor authenticated.
 
     Raises
     ------
@@ -189,7 +188,7 @@ def save_model(
         _require_saveable(name, value)
         tensors.setdefault(storage_key(value), (name, value))
     save = save_gathered if any(is_sharded(value) for _, value in tensors.values()) else save_file
-    save(dict(tensors.values()), path, key, metadata={"format": "pt", **(metadata or {})})
+    save(dict(tensors.values()), path, key, metadata=metadata)
 
 
 def require_module(module: object, usage: str) -> None:

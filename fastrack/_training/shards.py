@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fastrack._files.reader import SealedFile
-from fastrack._samples.about import ABOUT
 from fastrack._samples.blocks import OFFSETS, RECORDS
 from fastrack._sealed.contexts import MessageContext
+from fastrack._sealed.file_header import ABOUT
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._util.locations import Location, Url, locate
 from fastrack._util.pickles import unpickle

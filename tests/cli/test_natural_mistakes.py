@@ -205,7 +205,7 @@ def prepared(tmp_path_factory):
             save_file({"data": np.arange(100.0)}, f"{name}.safetensors", owner)
         save_file({"data": np.zeros(200_000, np.uint8)}, "big.safetensors", owner)
         flip_byte(Path("altered.safetensors"))
-        os.truncate("cut.safetensors", 300)
+        os.truncate("cut.safetensors", 600)
         safetensors.numpy.save_file({"data": np.arange(4)}, "plain.safetensors")
         Path("dangling").symlink_to("nothing")
         Path("loop").symlink_to("loop")

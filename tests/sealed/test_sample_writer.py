@@ -27,9 +27,10 @@ import fastrack
 from fastrack import AuthenticationError, ClosedError, DatasetWriter, FormatError, Key, load_file, unseal
 from fastrack._keys.keyring import KeyRing
 from fastrack._samples import dataset_writer as sample_writer
-from fastrack._samples.about import ABOUT, About
+from fastrack._samples.about import About
 from fastrack._samples.blocks import Block, Column
 from fastrack._samples.stored import read_data_set, shards_in
+from fastrack._sealed.file_header import ABOUT
 
 RECORDS = ("image", "name", "tokens")
 

@@ -428,7 +428,7 @@ def test_neither_saving_nor_loading_takes_the_memory_of_a_second_model(tmp_path,
 def test_the_file_opens_as_any_sealed_file_and_has_tied_weights_once(path):
     with load_file(path) as file:
         assert set(file) == {name for name in net(1).state_dict() if name != "head.weight"}
-        assert file.metadata == {"format": "pt", "licence": "CC0"}
+        assert file.metadata == {"licence": "CC0"}
         opened = file["embed.weight"].to("cpu", keys=KEY)
     assert torch.equal(opened, net(1).embed.weight)
 
