@@ -118,7 +118,7 @@ class _Draft:
         """Seal what would become a file, and leave a stub in its place."""
         token = secrets.token_hex(16)
         sealed = self._folder / f".{token}"  # which no name of a file of the folder can be
-        write_sealed(tensors, sealed, self._owner, frozenset(), {"format": "pt", **metadata}, None)
+        write_sealed(tensors, sealed, self._owner, frozenset(), metadata, None)
         entries = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
         stub = encode_header({}, {"format": "pt", _TOKEN: token}, guarded=True)
         self._sealed[stub] = sealed, encode_header(by_alignment(entries), metadata)

@@ -32,7 +32,6 @@ from fastrack.errors import FastrackError, FormatError
 
 STREAM = "torch.save"
 """The name of the vector of bytes that torch wrote."""
-_METADATA = {"format": "pt"}  # with it plain loaders refuse the file by a sentence
 _MARK = b'"fastrack.version"'
 Run = Callable[["Sink", bool], None]
 """Write the stream; its checksums may be left out where False is given."""
@@ -72,7 +71,7 @@ def seal_stream(protection: Protection, run: Run, target: Any) -> None:
     # Small streams keep their content in a rehearsal: in memory or on their way to another process they are read.
     keeping = counted.size <= SLAB and not is_path(target)
     with in_earnest() if keeping else contextlib.nullcontext():
-        write_sealed({STREAM: tensor}, sealed_to, protection.owner, frozenset(), _METADATA, None)
+        write_sealed({STREAM: tensor}, sealed_to, protection.owner, frozenset(), {}, None)
 
 
 def seal_tensors(
@@ -81,7 +80,7 @@ def seal_tensors(
     """Seal tensors into a new file, or into memory, as `fastrack.save_file` does."""
     if [*tensors] == [STREAM]:
         raise FormatError(f"name of a tensor: expected another than {STREAM!r}, which is torch's. Rename the tensor")
-    write_sealed(tensors, target, protection.owner, frozenset(), {**_METADATA, **metadata}, None)
+    write_sealed(tensors, target, protection.owner, frozenset(), metadata, None)
 
 
 def is_stream(file: SealedFile) -> bool:

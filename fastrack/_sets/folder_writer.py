@@ -477,8 +477,7 @@ def _seal(
             if pairs:
                 before = {name: (WIDENED if name in pairs else each.dtype, each.shape) for name, each in found.items()}
                 header = encode_header(by_alignment(before), stored)
-        # Files that say no format are of torch as a rule, and no loader may take their sealed weights for plain ones.
-        return target.seal(path, tensors, {"format": "pt", **stored}, header, pairs), header
+        return target.seal(path, tensors, stored, header, pairs), header
 
 
 def _bytes(content: bytes) -> PlainTensor:

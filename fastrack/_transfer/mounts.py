@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from fastrack._devices import canonical
 from fastrack._files.writer import plain_names
 from fastrack._keys.keyring import KeyRing, KeySource
-from fastrack._sealed.file_header import encode_header
+from fastrack._sealed.file_header import encode_header, parse_header
 from fastrack._sealed.scales import WIDENED
 from fastrack._sets.entries import PlainEntry, SealedEntry
 from fastrack._sets.folder import SAFETENSORS, SealedFolder, open_folder, own_tensors
@@ -233,6 +233,8 @@ class MountedFile:
         self._device = canonical(f"cuda:{device}" if isinstance(device, int) else device)
         with mount.noted():
             self._file = mount.folder.open(name)
+        header = mount.folder.header(name)  # of the plain file, to whose metadata 0.2 added a format
+        self._metadata = self._file.metadata if header is None else parse_header(header, None, self._file.path)[0]
         self._tensors = own_tensors(mount.folder, name, self._file)
         self._weights = lazy_weights(self._tensors, mount.transfer, self._device)
 
@@ -244,9 +246,9 @@ class MountedFile:
         """Return the names of the tensors, in the order of the file."""
         return list(self._tensors)
 
-    def metadata(self) -> dict[str, str]:
-        """Return the metadata of the file, which the index of the folder authenticates."""
-        return dict(self._file.metadata)
+    def metadata(self) -> dict[str, str] | None:
+        """Return the metadata that the file had before it was sealed, None without any. The index authenticates it."""
+        return dict(self._metadata) or None
 
     def get_tensor(self, name: str) -> Any:
         """Open a tensor."""

@@ -215,9 +215,9 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         """Return the names of the sealed tensors, in the order of the file."""
         return names_of(self._file, self._dtype)
 
-    def metadata(self) -> dict[str, str]:
-        """Return the owner's metadata of the file. It is neither encrypted nor authenticated."""
-        return dict(self._file.metadata)
+    def metadata(self) -> dict[str, str] | None:
+        """Return the owner's metadata of the file, None without any. It is neither encrypted nor authenticated."""
+        return dict(self._file.metadata) or None
 
     def get_tensor(self, name: str) -> Any:
         """Open a tensor on the device."""

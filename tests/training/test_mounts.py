@@ -22,6 +22,8 @@ from helpers.cases import each
 from helpers.tampering import tamper_file
 
 from fastrack import Key, load_folder, mount_folder, seal_folder
+from fastrack._files.writer import write_sealed
+from fastrack._sets import folder_writer
 from fastrack.errors import AuthenticationError, FormatError, RollbackError, UnknownKeyError
 
 KEY = Key.from_bytes(bytes(range(32)))
@@ -86,6 +88,25 @@ def test_functions_of_safetensors_open_what_is_mounted_and_nothing_else(sealed, 
             assert np.array_equal(file.get_tensor("w"), WEIGHTS["w"].numpy())
             assert np.array_equal(file.get_slice("w")[3:5], WEIGHTS["w"].numpy()[3:5])
     assert not Path(path).exists()
+
+
+@pytest.mark.parametrize("marked", [False, True])
+@pytest.mark.parametrize("given", [None, {"format": "np"}, {"note": "1"}])
+def test_mounted_files_have_the_metadata_of_the_plain_ones(tmp_path, monkeypatch, given, marked):
+    (tmp_path / "plain").mkdir()
+    safetensors.torch.save_file({"w": torch.ones(2)}, tmp_path / "plain" / "lora.safetensors", given)
+
+    def write_as_0_2(tensors, place, key, plain, metadata, *rest, **options):
+        write_sealed(tensors, place, key, plain, {"format": "pt", **metadata}, *rest, **options)
+
+    if marked:
+        monkeypatch.setattr(folder_writer, "write_sealed", write_as_0_2)
+    seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY)
+    with (
+        mount_folder(tmp_path / "sealed", KEY) as path,
+        safetensors.safe_open(f"{path}/lora.safetensors", "pt") as file,
+    ):
+        assert file.metadata() == given
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

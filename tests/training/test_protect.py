@@ -100,7 +100,7 @@ def test_a_file_that_was_written_through_a_buffer_is_one_that_the_commands_open(
     path.write_bytes(buffer.getvalue())
     require_equal(torch.load(path, mmap=True))
     require_sealed(path)
-    assert fastrack.load_file(path).metadata == {"format": "pt"}
+    assert fastrack.load_file(path).metadata == {}
 
 
 def test_a_compressed_file_is_read_by_its_content(tmp_path):
@@ -378,9 +378,23 @@ def test_files_of_safetensors_are_sealed_and_open_again(tmp_path):
     require_same(safetensors_torch.load_file(path))
     require_same(torch.load(str(path)))
     with safetensors.safe_open(path, framework="pt") as file:
-        assert file.metadata() == {"format": "pt", "who": "we"}
+        assert file.metadata() == {"who": "we"}
         assert sorted(file.keys()) == ["a", "b", "c"]
         assert file.get_slice("b")[:1].shape == (1, 3)
+
+
+@pytest.mark.parametrize("given", [None, {"step": "3"}, {"format": "np"}])
+def test_files_of_safetensors_have_the_metadata_that_were_given_and_no_others(tmp_path, given):
+    arrays, paths = {"x": np.ones(2)}, [tmp_path / name for name in ("n.safetensors", "t.safetensors", "f.safetensors")]
+    safetensors_numpy.save_file(arrays, paths[0], metadata=given)
+    safetensors_torch.save_file({"x": torch.ones(2)}, paths[1], metadata=given)
+    fastrack.save_file(arrays, paths[2], KEY, metadata=given)
+    for path in paths:
+        with safetensors.safe_open(path, "np") as file:
+            assert file.metadata() == given
+        fastrack.unseal_file(path, tmp_path / "back.safetensors", KEY)
+        with fastrack.load_file(tmp_path / "back.safetensors") as back:
+            assert dict(back.metadata) == (given or {})
 
 
 def test_what_torch_saved_is_not_taken_for_tensors(tmp_path):

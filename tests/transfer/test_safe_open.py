@@ -27,9 +27,9 @@ def plain(tmp_path):
     return tmp_path / "plain.safetensors"
 
 
-def test_it_has_the_methods_of_safetensors(path, key):
+def test_it_has_the_methods_of_safetensors(path, plain, key):
     wanted = {name for name in dir(safetensors.safe_open) if not name.startswith("_")}
-    with safetensors.safe_open(path, "np") as theirs:
+    with safetensors.safe_open(plain, "np") as theirs:
         wanted_of_slices = {name for name in dir(theirs.get_slice("b")) if not name.startswith("__")}
     assert wanted <= set(dir(fastrack.safe_open))
     with fastrack.safe_open(path, "np", keys=key) as ours:
@@ -54,6 +54,18 @@ def test_it_returns_what_safetensors_returns_from_a_plain_file(path, plain, key)
         several, expected = ours.get_tensors(), theirs.get_tensors()
         assert several.keys() == expected.keys()
         assert all(np.array_equal(several[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("given", [None, {}, {"step": "3"}])
+def test_metadata_are_none_where_the_owner_gave_none(tmp_path, key, given):
+    torch = pytest.importorskip("torch")
+    fastrack.save_file({"x": np.ones(2)}, tmp_path / "x.safetensors", key, metadata=given)
+    fastrack.save_model(torch.nn.Linear(2, 1), tmp_path / "model.safetensors", key, metadata=given)
+    np.save(tmp_path / "x.npy", np.ones(2))
+    fastrack.seal_file(tmp_path / "x.npy", tmp_path / "y.safetensors", key, metadata=given)
+    for path in tmp_path.glob("*.safetensors"):
+        with fastrack.safe_open(path, "np", keys=key) as file:
+            assert file.metadata() == (given or None)
 
 
 def test_all_tensors_are_opened_at_once(path, key):
