@@ -74,7 +74,9 @@ def load_model(
         default, or "cuda:N". Other parameters stay on their device, with their strides. For DTensors the default is the
         device of their mesh.
     strict : bool
-        Require equal names in the file and in the module.
+        Require equal names in the file and in the module, and equal tensors where the file has several for one memory
+        of the module, to the last bit in the dtype that it has there. If False, the last of these is kept, in the
+        order of ``state_dict``, as by ``load_state_dict``.
     anchor : Anchor or path, optional
         As for `load_file` and `load_folder`.
 
@@ -88,7 +90,7 @@ def load_model(
     TypeError
         If a tensor to fill is a subclass with storage of its own other than DTensor, as in a quantised module.
     RuntimeError
-        If a shape or dtype does not match, or names differ and `strict` is True, as from ``load_state_dict``.
+        If a shape or dtype does not match, as from ``load_state_dict``, or if what `strict` requires does not hold.
     AuthenticationError
         If a name of the module is in the file unencrypted only, or a header, the key or a chunk does not match.
     UnknownKeyError
@@ -242,6 +244,8 @@ def plan_load(
             if names:
                 quoted = ", ".join(f'"{name}"' for name in names)
                 problems.insert(0, f"{kind} key(s) in state_dict: {quoted}.")
+    if strict and not problems:
+        problems = _conflicts(steps, keys)
     if problems:
         source = _source_name(path)
         if not weights:
@@ -455,6 +459,45 @@ def _extent(tensor: Any) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
+def _conflicts(steps: Sequence[Step], keys: KeyRing) -> list[str]:
+    """Return the problems of tensors that go into one memory and differ. They are opened into another one before."""
+    problems = []
+    for numbers in _overlapping(steps):
+        shared = [steps[number] for number in numbers]
+        pairs = list(zip(shared, _places(shared), strict=True))
+        # On the meta device a tensor gets the dtype of the file.
+        is_equal = not shared[0].local.is_meta or len({step.dtype for step in shared}) == 1
+        for number, (step, place) in enumerate(pairs + pairs):
+            dtype = WIDENED if step.dtype != step.sealed.dtype else None
+            opened = to_device(step.sealed, step.device, keys=keys, framework="torch", dtype=dtype)
+            if number < len(pairs):
+                place.copy_(opened)
+            elif is_equal:  # as bytes: 0.0 would equal -0.0, and no NaN another
+                kept, opened = place.flatten(), opened.to(place.dtype).flatten()
+                is_equal = torch.equal(kept.view(torch.uint8), opened.view(torch.uint8))
+        if not is_equal:
+            problems.append(
+                f"{', '.join(step.sealed.name for step in shared):.400}: expected equal tensors for one memory of the "
+                "module, got others. Load them into a module that does not tie them; strict=False keeps the last"
+            )
+    return problems
+
+
+def _places(shared: list[Step]) -> list[Any]:
+    """Return new tensors that overlap in memory as those of the steps do."""
+    first, device = shared[0].local, shared[0].device
+    if first.is_meta:
+        return [torch.empty(first.shape, dtype=dtypes.to_torch(shared[0].dtype), device=device)] * len(shared)
+    extents = [_extent(step.local) for step in shared]
+    start = min(start for start, _ in extents) & -16  # where an element of any dtype may begin
+    memory = torch.empty(max(stop for _, stop in extents) - start, dtype=torch.uint8, device=device).untyped_storage()
+    places = []
+    for step, (address, _) in zip(shared, extents, strict=True):
+        local, place = step.local, torch.empty(0, dtype=step.local.dtype, device=device)
+        places.append(place.set_(memory, (address - start) // local.element_size(), local.shape, local.stride()))
+    return places
+
+
 # Loading. Every check that is possible beforehand was made.
 
 
@@ -487,7 +530,7 @@ def fill(steps: list[Step], keys: KeyRing) -> None:
 
 def _prepare(steps: list[Step], start: Any, keys: KeyRing) -> Iterator[tuple[list[Step], Callable[[], Any]]]:
     """Authenticate the headers of the tensors of a device, and yield what opens them: those to widen apart."""
-    shared = _in_shared_memory([step.local for step in steps])
+    shared = {number for numbers in _overlapping(steps) for number in numbers[1:]}  # filled after the first
     for dtype in (None, WIDENED):
         numbers = [n for n, step in enumerate(steps) if (step.dtype != step.sealed.dtype) is (dtype is not None)]
         if numbers:
@@ -497,19 +540,23 @@ def _prepare(steps: list[Step], start: Any, keys: KeyRing) -> Iterator[tuple[lis
             yield chosen, start.prepare(sealed, keys=keys, framework="torch", out=out, dtype=dtype)
 
 
-def _in_shared_memory(tensors: list[Any]) -> set[int]:
-    """Return the numbers of tensors that overlap an earlier tensor in memory, to be filled after it."""
-    there = [(tensor, number) for number, tensor in enumerate(tensors) if not tensor.is_meta and tensor.numel()]
-    extents = [(*_extent(tensor), number) for tensor, number in there]
-    shared: set[int] = set()
-    first, end = 0, 0  # of tensors that overlap: the lowest number, and the address after them
-    for start, stop, number in sorted(extents):
-        if start < end:
-            shared.add(max(first, number))
-            first, end = min(first, number), max(end, stop)
+def _overlapping(steps: Sequence[Step]) -> list[list[int]]:
+    """Return the numbers of steps whose tensors overlap in memory, or are one on the meta device, a list for each."""
+    extents = []
+    for number, step in enumerate(steps):
+        if step.local.is_meta:
+            extents.append(("meta", id(step.tensor), id(step.tensor) + 1, number))
+        elif step.local.numel():
+            extents.append((step.device, *_extent(step.local), number))
+    found: list[list[int]] = []
+    place, end = "", 0  # of the last list
+    for device, start, stop, number in sorted(extents):
+        if device == place and start < end:
+            found[-1].append(number)
         else:
-            first, end = number, stop
-    return shared
+            found.append([number])
+        place, end = device, max(end, stop) if device == place else stop
+    return [sorted(numbers) for numbers in found if len(numbers) > 1]
 
 
 def fits_in_place(sealed: SealedTensor | SealedRows, tensor: Any, dtype: str) -> bool:

@@ -182,6 +182,14 @@ def test_a_weight_that_is_not_open_is_not_computed_with(use):
         assert torch.equal(net(torch.ones(2, 64)), expected)
 
 
+def test_a_file_with_two_tensors_for_a_tied_weight_is_refused(tmp_path, key):
+    state, module = Net().state_dict(), Net(seed=7)
+    fastrack.save_file({**state, "last.weight": state["last.weight"] + 1}, tmp_path / "x", key)
+    with pytest.raises(RuntimeError, match=r"first\.weight, last\.weight: expected equal tensors"):
+        fastrack.offload(module, tmp_path / "x", key)
+    assert torch.equal(module.first.weight, Net(seed=7).first.weight)
+
+
 def test_attention_without_preloading_is_refused():
     net = torch.nn.MultiheadAttention(64, 4, bias=False, batch_first=True)
     fastrack.offload(net, fastrack.Vault())

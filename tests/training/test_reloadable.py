@@ -277,6 +277,18 @@ def test_a_gpu_is_waited_for_before_new_weights_are_used_and_before_old_ones_are
     assert order == [(1.0, {0.0}), (0.0, {1.0})]
 
 
+def test_a_file_with_two_tensors_for_a_tied_weight_leaves_the_old_weights(tmp_path):
+    live = reloadable(Net(0))
+    before, state = live.module, Net(1).state_dict()
+    fastrack.save_file({**state, "tied.weight": state["tied.weight"] + 1}, tmp_path / "x", KEY)
+    with pytest.raises(RuntimeError, match=r"tied\.weight: expected equal tensors"):
+        live.reload(tmp_path / "x", KEY)
+    assert live.module is before
+    fastrack.save_file(state, tmp_path / "y", KEY)
+    live.reload(tmp_path / "y", KEY)
+    assert torch.equal(live.module.tied.weight, state["tied.weight"])
+
+
 def test_tied_weights_buffers_modes_hooks_and_gradients_go_with_each_reload(files):
     seen = []
     first = Net(0)
