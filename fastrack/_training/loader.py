@@ -18,6 +18,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
+from types import FunctionType
 from typing import Any, NoReturn, Self
 
 from fastrack._devices import canonical
@@ -38,6 +39,13 @@ _EXIT_TIMEOUT = 5  # seconds that the exit of the process waits for prefetch thr
 _AHEAD = 64  # batches with parts on servers that are taken from the loader before they are opened
 _AHEAD_BYTES = 128 << 20  # of downloads begun for these batches
 _END = object()
+# The modules of what draws no random numbers once it has begun. Draws of two threads have no order: the generators of
+# torch, NumPy and Python are one for all threads.
+_QUIET = {
+    *("fastrack", "torch"),
+    *(f"torch.utils.data.{name}" for name in ("_utils.collate", "dataloader", "dataset", "distributed", "sampler")),
+    *(f"torchdata.stateful_dataloader.{name}" for name in ("sampler", "stateful_dataloader")),
+}
 
 
 @public
@@ -66,7 +74,9 @@ def wrap(
         not get them.
     prefetch : int
         Number of batches that a thread keeps ready while the caller works on a batch; one more while the caller waits.
-        With 0 there is no thread, and each batch is fetched and moved on request.
+        With 0 there is no thread, and each batch is fetched and moved on request. So it is, too, with ``num_workers=0``
+        where code of yours makes the batches, which may draw random numbers: a transform, a data set, a function that
+        collates, a sampler, or a sampler's generator. They are drawn as without `wrap`.
     transform : callable, optional
         Function of a batch on the device that returns the batch to use. It is called in the thread that asks for the
         batch, on that thread's current stream.
@@ -204,6 +214,21 @@ def _require_distributed(loader: Any) -> None:
         )
 
 
+def _is_quiet(loader: Any) -> bool:
+    """Return whether a loader may be used on another thread: no code of the caller's draws random numbers in here."""
+    parts = [loader] if getattr(loader, "num_workers", None) == 0 else []
+    while parts:
+        part = parts.pop()
+        kind: Any = part if isinstance(part, FunctionType) else type(part)
+        # A generator that was given may be the caller's, too. That of torchdata is its own.
+        draws = getattr(part, "replacement" if str(kind.__module__).startswith("torchdata.") else "generator", None)
+        if draws or getattr(part, "_opening", None) or not (kind.__module__ in _QUIET or kind in {list, range, tuple}):
+            return False
+        held = [getattr(part, name, None) for name in ("batch_sampler", "sampler", "dataset", "collate_fn")]
+        parts += [each for each in (*held, *getattr(part, "datasets", ())) if each is not None]
+    return True
+
+
 class WrappedLoader:
     """Iterable of the batches of a loader on a device. Other attributes are read and set on the loader itself."""
 
@@ -241,12 +266,13 @@ class WrappedLoader:
 
     def __iter__(self) -> _Iterator:
         _require_distributed(self._inner)  # the process group may have been initialised since
+        prefetch = self._prefetch if _is_quiet(self._inner) else 0
         # A fresh ring: a ring remembers keys, and `use_keys` may have other keys at the next iteration.
         keys = KeyRing(partial(_get_default_key, self._keys)) if self._is_default else self._keys
-        source = BatchSource(self._inner, self._lock, self._device, keys, ahead=self._prefetch > 0)
+        source = BatchSource(self._inner, self._lock, self._device, keys, ahead=prefetch > 0)
         # Batches are prefetched on a stream of their own, so that neither stream waits for the other's work.
-        side = side_stream(self._device) if self._prefetch else None
-        iteration = PrefetchThread(source, self._prefetch, side) if self._prefetch else source
+        side = side_stream(self._device) if prefetch else None
+        iteration = PrefetchThread(source, prefetch, side) if prefetch else source
         iterator = _Iterator(iteration, side, self._transform)
         self._progress = iterator.progress
         self._iterator = weakref.ref(iterator)
@@ -520,8 +546,7 @@ class PrefetchThread(threading.Thread):
         self._context = copy_context()  # of the caller, whose block of `use_keys` may have the keys
         self._permits: SimpleQueue[bool] = SimpleQueue()  # a semaphore: True for each batch to fetch, False to stop
         self._ready: SimpleQueue[ReadyBatch] = SimpleQueue()
-        for _ in range(prefetch):
-            self._permits.put(True)
+        self._early = prefetch  # permits that the first call gives with its own, as a sampler draws at its start
         register_fork_reset(self)
 
     def reset_after_fork(self) -> None:
@@ -539,7 +564,9 @@ class PrefetchThread(threading.Thread):
     def fetch(self) -> ReadyBatch:
         if self._source.is_stopped:
             return ReadyBatch(is_last=True)
-        self._permits.put(True)  # before an interrupt can occur: a lost permit would never be replaced
+        for _ in range(1 + self._early):  # before an interrupt can occur: a lost permit would never be replaced
+            self._permits.put(True)
+        self._early = 0
         item = self._ready.get()
         if item.is_last:
             self._ready.put(item)  # for further calls

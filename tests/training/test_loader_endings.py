@@ -412,10 +412,14 @@ class TestTheEndOfTheProcess:
         assert process.returncode == -signal.SIGINT
 
     def test_does_not_wait_forever(self, monkeypatch, ahead):
-        may_go = threading.Event()
-        iterator = iter(wrap(Watched(3, lambda i: may_go.wait(PATIENCE)), prefetch=ahead))
+        has_begun, may_go = threading.Event(), threading.Event()
+        iterator = iter(wrap(Watched(3, lambda i: has_begun.set() or may_go.wait(PATIENCE)), prefetch=ahead))
+        waiting = threading.Thread(target=next, args=(iterator, None))
+        waiting.start()
+        assert has_begun.wait(PATIENCE)
         monkeypatch.setattr(fastrack._training.loader, "_EXIT_TIMEOUT", 0.05)
         fastrack._training.loader._stop_all()
         assert loader_threads()
         may_go.set()
+        waiting.join(PATIENCE)
         assert list(iterator) == []
