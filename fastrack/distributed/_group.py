@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
+import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NoReturn, Self
 
 import torch
 import torch.distributed as dist
 
 from fastrack._keys.keyring import KeyLike, sealing_key
+from fastrack._util.fork import per_process
 from fastrack._util.shown import shown
 from fastrack.distributed._link import Link
 from fastrack.distributed._messages import Slabs
@@ -131,6 +134,9 @@ class SecureGroup:
             raise
         # A single thread runs the operations in order, so that their messages never mix.
         self._thread = ThreadPoolExecutor(1, "fastrack-group")
+        self._beginning = per_process(self, "_beginning", threading.Lock)
+        self._maker = threading.current_thread()
+        self._last: tuple[threading.Thread, Callable[[], Told | None]] = self._maker, lambda: None
 
     # Collectives
 
@@ -157,6 +163,8 @@ class SecureGroup:
             On every rank, if any message was altered, repeated, misrouted or lost.
         ClosedError
             If the group was closed, or an earlier operation failed.
+        RuntimeError
+            If an operation that another thread began is not done.
         """
         return self._reduced("all_reduce", tensor, op, async_op=async_op)
 
@@ -366,7 +374,10 @@ class SecureGroup:
             else:
                 future.set_result(tensor)
 
-        task = self._thread.submit(run)
+        if threading.current_thread() in self._thread._threads:  # noqa: SLF001 - no public name
+            run()  # begun by a callback of the operation that has just ended: on every rank it is the next one
+            return future if async_op else future.wait()
+        task = self._submit(run, future)
         if async_op:
             return future
         try:
@@ -376,6 +387,22 @@ class SecureGroup:
             wait([task])
             raise
         return future.wait()
+
+    def _submit(self, run: Callable[[], None], future: Told) -> Future[None]:
+        """Have the group's thread run an operation. Refuse it beside another thread's: their order would be chance."""
+        thread = threading.current_thread()
+        if isinstance(thread, threading._DummyThread):  # noqa: SLF001 - of autograd, for the thread that trains
+            thread = self._maker
+        with self._beginning:
+            begun, last = self._last[0], self._last[1]()
+            if thread is not begun and last is not None and not last.done():
+                raise RuntimeError(
+                    "a sealed collective: expected one thread at a time, got one beside the unfinished operation of "
+                    "another. Give each thread a group of its own, such as process_group=dist.new_group()"
+                )
+            self._last = thread, weakref.ref(future)
+            self._thread.submit(setattr, self._link, "caller", "" if thread is self._maker else "of another thread")
+            return self._thread.submit(run)
 
     def _require_open(self) -> None:
         if self._process != os.getpid():

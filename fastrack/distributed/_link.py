@@ -34,6 +34,7 @@ class Link:
         self.rank = transport.rank
         self.others = [rank for rank in range(transport.size) if rank != self.rank]
         self._timeout = timeout
+        self.caller = ""  # of the operation that runs: the thread that made the group, or another one
         self._numbers: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._buffers: dict[str, torch.Tensor] = {}  # of messages
         self._host = HostPlace(get_engine())

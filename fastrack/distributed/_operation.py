@@ -25,8 +25,9 @@ _ALIGNMENT = 64  # elements: shards of a tensor begin at whole cache lines
 class CollectiveOperation:
     """The messages of one operation. If its `with` block succeeds, all participants have confirmed success.
 
-    All tensors are on one device. Messages are bound to the operation and its `detail`, such as the reduction: all
-    ranks must agree on both. `ranks` are the other participants. `source` and `target` are the ranks of a `send`.
+    All tensors are on one device. Messages are bound to the operation, to its `detail`, such as the reduction, and to
+    the caller of the link: all ranks must agree on these. `ranks` are the other participants. `source` and `target`
+    are the ranks of a `send`.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class CollectiveOperation:
     ) -> None:
         self._link = link
         self._place = place
-        self._operation = f"{operation} {detail}" if detail else operation
+        self._operation = " ".join(filter(None, (operation, detail, link.caller)))
         self._ranks = link.others if ranks is None else ranks
         self._number = link.next_number(source, target)
         pair = "" if source < 0 else f" from rank {source} to {target}"
