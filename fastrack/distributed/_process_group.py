@@ -6,7 +6,7 @@ import gc
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from fastrack.distributed._session import GroupSession
 from fastrack.distributed._transport import PointToPoint
 
 BACKEND = "fastrack"
+DEVICES = ["cpu", "cuda"]
 Tensors = Sequence[torch.Tensor]
 
 _REDUCTIONS: list[tuple[Any, Reduction]] = [
@@ -51,9 +52,9 @@ def init_process_group(
         Name of the run, as for `SecureGroup`: ranks of another run with the same key are refused. By default the id
         that ``torchrun --rdzv-id`` was given. Without either use one key a run.
     **options
-        As for `torch.distributed.init_process_group`: `init_method`, `store`, `rank`, `world_size`. An existing
-        default process group, as in a worker of Ray Train, is destroyed with all other groups, and the new group
-        takes over its store, rank and size.
+        As for `torch.distributed.init_process_group`: `init_method`, `store`, `rank`, `world_size`, and `device_id`,
+        which has no effect. An existing default process group, as in a worker of Ray Train, is destroyed with all
+        other groups, and the new group takes over its store, rank and size.
 
     Raises
     ------
@@ -85,7 +86,7 @@ def init_process_group(
     secret = sealing_key(key)
     if dist.is_initialized():
         options = {**_end_plain_groups(), **options}
-    dist.Backend.register_backend(BACKEND, _make_group, extended_api=True, devices=["cpu", "cuda"])
+    dist.Backend.register_backend(BACKEND, _make_group, extended_api=True, devices=DEVICES)
     dist.init_process_group(BACKEND, timeout=timedelta(seconds=timeout), pg_options=(secret, run), **options)
 
 
@@ -138,6 +139,7 @@ def _make_group(given: Any, options: Any) -> SealedProcessGroup:
     return SealedProcessGroup(SecureGroup.over(transport, key, timeout=seconds, run=run), key, seconds)
 
 
+_DEFAULTS = SimpleNamespace(reduceOp=dist.ReduceOp.SUM, rootRank=0)  # of torch, where a hook gives no options
 _Base: Any = dist.ProcessGroup  # its Python types have overloads that torch does not call
 
 
@@ -159,53 +161,53 @@ class SealedProcessGroup(_Base):  # type: ignore[misc]
         """The session, which those of later groups are derived from if this is the default group."""
         return self._group._link.session  # noqa: SLF001 - of this package
 
-    def broadcast(self, tensors: Tensors, opts: Any) -> _Work:
+    def broadcast(self, tensors: Tensors, opts: Any = _DEFAULTS) -> _Work:
         return self._copy("broadcast", tensors, opts)
 
     def _copy(self, kind: str, tensors: Tensors, opts: Any) -> _Work:
         begin = self._group._copied  # noqa: SLF001 - of this package
         return _Work([begin(kind, item.detach(), opts.rootRank, async_op=True) for item in tensors], tensors)
 
-    def allreduce(self, tensors: Tensors, opts: Any) -> _Work:
+    def allreduce(self, tensors: Tensors, opts: Any = _DEFAULTS) -> _Work:
         return self._reduce("all_reduce", tensors, opts)
 
-    def reduce(self, tensors: Tensors, opts: Any) -> _Work:
+    def reduce(self, tensors: Tensors, opts: Any = _DEFAULTS) -> _Work:
         return self._reduce(f"reduce to {opts.rootRank}", tensors, opts)
 
     def _reduce(self, kind: str, tensors: Tensors, opts: Any) -> _Work:
-        op = _reduction(opts.reduceOp)
+        op = _reduction(opts)
         return _Work([self._reduced(kind, item.detach(), op, async_op=True) for item in tensors], tensors)
 
     @property
     def _reduced(self) -> Any:
         return self._group._reduced  # noqa: SLF001 - of this package
 
-    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> _Work:
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = _DEFAULTS) -> _Work:
         return self.all_gather_single_coalesced([output], [tensor], opts)
 
-    def all_gather_single_coalesced(self, outputs: Tensors, tensors: Tensors, opts: Any) -> _Work:
+    def all_gather_single_coalesced(self, outputs: Tensors, tensors: Tensors, opts: Any = _DEFAULTS) -> _Work:
         return self._gather("all_gather", outputs, tensors)
 
     def _gather(self, kind: str, outputs: Tensors, tensors: Tensors) -> _Work:
         pairs, begin = zip(outputs, tensors, strict=True), self._group._gathered  # noqa: SLF001 - of this package
         return _Work([begin(kind, out.detach(), own.detach(), async_op=True) for out, own in pairs], outputs)
 
-    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> _Work:
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = _DEFAULTS) -> _Work:
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, tensors: Tensors, opts: Any) -> _Work:
-        op = _reduction(opts.reduceOp)
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, tensors: Tensors, opts: Any = _DEFAULTS) -> _Work:
+        op = _reduction(opts)
         pairs = zip(outputs, tensors, strict=True)
         futures = [self._group.reduce_scatter(out.detach(), all_.detach(), op, async_op=True) for out, all_ in pairs]
         return _Work(futures, outputs)
 
-    def reduce_scatter(self, outputs: Tensors, tensors: Sequence[Tensors], opts: Any) -> _Work:
+    def reduce_scatter(self, outputs: Tensors, tensors: Sequence[Tensors], opts: Any = _DEFAULTS) -> _Work:
         return self.reduce_scatter_single_coalesced(outputs, [_joined(parts) for parts in tensors], opts)
 
-    def allgather(self, outputs: Sequence[Tensors], tensors: Tensors, opts: Any) -> _Work:
+    def allgather(self, outputs: Sequence[Tensors], tensors: Tensors, opts: Any = _DEFAULTS) -> _Work:
         return self._gather_lists("all_gather", outputs, tensors)
 
-    def gather(self, outputs: Sequence[Tensors], tensors: Tensors, opts: Any) -> _Work:
+    def gather(self, outputs: Sequence[Tensors], tensors: Tensors, opts: Any = _DEFAULTS) -> _Work:
         return self._gather_lists(f"gather to {opts.rootRank}", outputs, tensors)
 
     def _gather_lists(self, kind: str, outputs: Sequence[Tensors], tensors: Tensors) -> _Work:
@@ -214,7 +216,7 @@ class SealedProcessGroup(_Base):  # type: ignore[misc]
         work.fill += zip(wholes, outputs, strict=False)  # `gather` has outputs only at its root
         return work
 
-    def scatter(self, outputs: Tensors, tensors: Sequence[Tensors], opts: Any) -> _Work:
+    def scatter(self, outputs: Tensors, tensors: Sequence[Tensors], opts: Any = _DEFAULTS) -> _Work:
         (output,) = outputs
         whole = _joined(tensors[0]) if tensors else output.new_empty(self._group.size * output.numel())
         work = self._copy("scatter", [whole], opts)
@@ -227,12 +229,24 @@ class SealedProcessGroup(_Base):  # type: ignore[misc]
     def refuse(self, *_: Any, **__: Any) -> _Work:
         """Raise NotImplementedError."""
         raise NotImplementedError(
-            f"a process group of the backend {BACKEND!r}: expected a collective that is sealed, got an all-to-all, a "
-            "send or a receive. Use the methods of a SecureGroup"
+            f"a process group of the backend {BACKEND!r}: expected a collective that is sealed, got another call, such "
+            "as an all-to-all, a send, a receive or a split. Use the methods of a SecureGroup, or dist.new_group()"
         )
 
     send = recv = recv_anysource = alltoall = alltoall_base = all_to_all_single = allgather_coalesced = refuse
-    monitored_barrier = refuse
+    monitored_barrier = split_group = merge_remote_group = set_timeout = _start_coalescing = _end_coalescing = refuse
+
+    # What torch asks beside operations. The group is its own backend on each device, so that no other one is used.
+
+    _device_types = tuple(torch.device(kind) for kind in DEVICES)
+    supports_splitting = supports_coalescing = supports_shrinking = supports_time_estimate = False
+    get_group_store = dist.distributed_c10d._get_process_group_store  # noqa: SLF001 - torch has no public accessor
+
+    def supports_tensor_alloc(self, _: Any) -> bool:
+        return False
+
+    def _get_backend(self, device: Any) -> Any:
+        return self if torch.device(device).type in DEVICES else super()._get_backend(device)
 
     # Names of torch before 2.13 in Python, and operations that do not differ here.
     allreduce_coalesced = allreduce
@@ -296,7 +310,8 @@ def _split(whole: torch.Tensor, targets: Tensors) -> None:
         target.detach().copy_(part.view_as(target))
 
 
-def _reduction(op: Any) -> Reduction:
+def _reduction(opts: Any) -> Reduction:
+    op = getattr(opts, "reduceOp", opts)  # a hook may give it as it is
     for known, name in _REDUCTIONS:
         if op == known:
             return name

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
@@ -30,6 +31,7 @@ from fastrack._util.locations import Location, join, locate_target
 from fastrack._util.trial import current, in_earnest
 from fastrack.distributed._description import NAME, InFolder, Shard, checkpoint_index, shard_file
 from fastrack.distributed._leftovers import Leftovers, require_checkpoint, require_files
+from fastrack.distributed._process_group import SealedProcessGroup
 
 VALUES = "values"
 """The message of all values of a process that are no tensors: the skeleton of a dict. Its arrays have numbers."""
@@ -79,6 +81,11 @@ class CheckpointWriter(InFolder, StorageWriter):
         self._save_id, self._is_saved = new_file_id(), False
 
     def __getstate__(self) -> dict[str, Any]:
+        if isinstance(dist.group.WORLD, SealedProcessGroup):
+            raise RuntimeError(  # noqa: TRY004 - the type is right, and the place wrong
+                "saving a sealed checkpoint failed: expected the sealed process group, got a process of its own, where "
+                "torch makes a plain one. Use AsyncCheckpointerType.THREAD, and process_group=dist.new_group()"
+            )
         return {**self.__dict__, "_default": None}
 
     def _sealing_key(self) -> Key:
