@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from fastrack.distributed._group import SecureGroup
 from fastrack.distributed._operation import Reduction
 from fastrack.distributed._session import GroupSession
 from fastrack.distributed._transport import PointToPoint
+from fastrack.errors import FastrackError
 
 BACKEND = "fastrack"
 DEVICES = ["cpu", "cuda"]
@@ -258,6 +260,11 @@ class SealedProcessGroup(_Base):  # type: ignore[misc]
     def shutdown(self) -> None:
         self._group.close()
 
+    def abort(self) -> None:
+        self._group._link.transport.close()  # noqa: SLF001 - of this package
+        with contextlib.suppress(FastrackError):  # of pending operations, for what waits for these
+            self._group.close()
+
     def getBackendName(self) -> str:  # noqa: N802 - torch's name, like the names below
         return BACKEND
 
@@ -290,8 +297,21 @@ class _Work(dist.Work):
             _split(*self.fill.pop())
         return True
 
+    def synchronize(self) -> None:
+        self.wait()
+
     def is_completed(self) -> bool:
         return all(future.done() for future in self._futures)
+
+    def is_success(self) -> bool:
+        return self.exception() is None
+
+    def exception(self) -> Exception | None:
+        try:
+            self.wait()
+        except Exception as error:  # noqa: BLE001 - returned
+            return error
+        return None
 
     def get_future(self) -> torch.futures.Future[Any]:
         def result(_: Any) -> Any:

@@ -17,7 +17,7 @@ from helpers.network import Network, on_ranks
 from helpers.recorded_operations import OPERATIONS
 from torch.distributed import distributed_c10d
 
-from fastrack import AuthenticationError, Key
+from fastrack import AuthenticationError, ClosedError, Key
 from fastrack.distributed import CheckpointWriter, init_process_group
 from fastrack.distributed._process_group import SealedProcessGroup
 
@@ -127,6 +127,30 @@ def test_what_is_refused_names_no_plain_group(ask, alone):
     with pytest.raises((NotImplementedError, RuntimeError)) as error:
         ask(alone)
     assert not ADVICE.search(str(error.value))
+
+
+def test_torch_aborts_a_group(alone):
+    session = alone._group._link.session
+    distributed_c10d._abort_process_group()
+    is_wiped = not any(session._secrets)
+    assert is_wiped
+    with pytest.raises(ClosedError):
+        alone.barrier()
+
+
+def test_an_abort_ends_what_waits_for_other_ranks():
+    def action(group):
+        if group.rank:
+            return raised.wait(5)
+        pending = group.all_reduce(torch.ones(3), async_op=True)
+        SealedProcessGroup(group, KEY, 20).abort()
+        with pytest.raises(AuthenticationError):
+            pending.wait()
+        raised.set()
+        return True
+
+    raised = threading.Event()
+    assert on_ranks(Network(2), KEY, action) == [True, True]
 
 
 # What the functions of torch.distributed ask for the program. Each function that takes a group is in the table.
@@ -241,6 +265,18 @@ def test_a_hook_may_call_a_group_without_options(alone):
     assert filled(lambda tensor: alone.broadcast([tensor]).wait()) == [3, 3]
     assert filled(lambda tensor: alone.allgather([[tensor]], [ONES]).wait()) == [1, 1]
     assert filled(lambda tensor: alone.reduce_scatter([tensor], [[ONES]]).wait()) == [1, 1]
+
+
+def test_a_failed_operation_is_no_success(alone):
+    works = [dist.all_reduce(torch.ones(3), async_op=True)]
+    assert works[0].is_success()
+    alone._group._link.session.wipe()
+    works.append(dist.all_reduce(torch.ones(3), async_op=True))
+    assert [work.is_success() for work in works] == [True, False]
+    assert works[0].exception() is None
+    assert isinstance(works[1].exception(), ClosedError)
+    with pytest.raises(ClosedError):
+        works[1].synchronize()
 
 
 @pytest.mark.usefixtures("alone")
