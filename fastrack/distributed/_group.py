@@ -395,7 +395,7 @@ class SecureGroup:
             thread = self._maker
         with self._beginning:
             begun, last = self._last[0], self._last[1]()
-            if thread is not begun and last is not None and not last.done():
+            if self.size > 1 and thread is not begun and last is not None and not last.done():
                 raise RuntimeError(
                     "a sealed collective: expected one thread at a time, got one beside the unfinished operation of "
                     "another. Give each thread a group of its own, such as process_group=dist.new_group()"

@@ -247,6 +247,7 @@ def test_each_function_does_with_a_sealed_group_what_it_does_with_a_plain_one(pl
 
 
 def test_a_group_may_be_bound_to_a_gpu(monkeypatch):
+    pytest.importorskip("torch.accelerator", reason="this version of torch does not name its accelerator")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: CUDA)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
     init_process_group(KEY, store=dist.HashStore(), rank=0, world_size=1, device_id=torch.device("cuda:0"))

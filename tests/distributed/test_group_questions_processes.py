@@ -32,14 +32,6 @@ FROM_0 = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 ADVICE = "gloo", "nccl"
 
 
-def seal(folder):
-    """Replace the default process group by a sealed one, and return this rank."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    dist.destroy_process_group()
-    init_process_group(KEY, init_method=f"file://{folder}/sealed", rank=rank, world_size=size, timeout=60)
-    return rank
-
-
 class Waiting(dcp.DefaultSavePlanner):
     """A planner whose save ends after its group was used, and training went on meanwhile."""
 
@@ -54,13 +46,12 @@ class Waiting(dcp.DefaultSavePlanner):
 
 
 def check_saves(folder):
-    rank, folder = seal(folder), Path(folder)
     own = dist.new_group()  # of the thread that saves
     model = fully_shard(nn.Linear(64, 32))
     for name in ("of its own", "protected"):
         if name == "protected":
             protect_checkpoints(KEY)
-        state = {"model": get_model_state_dict(model), "rank 0": torch.full((5,), float(rank)), "step": 7}
+        state = {"model": get_model_state_dict(model), "order": torch.arange(5.0), "step": 7}
         expected = model.weight.full_tensor().clone()
         options = {"storage_writer": CheckpointWriter(folder / name, key=KEY)} if name == "of its own" else {}
         planner = Waiting()
@@ -76,12 +67,12 @@ def check_saves(folder):
         future.result()
         assert not torch.equal(model.weight.full_tensor(), expected)
         model.weight.grad = None
-        found = {"model": get_model_state_dict(model), "rank 0": torch.ones(5), "step": 0}
+        found = {"model": get_model_state_dict(model), "order": torch.ones(5), "step": 0}
         reader = {"storage_reader": CheckpointReader(folder / name, KEY)} if name == "of its own" else {}
         dcp.load(found, checkpoint_id=folder / name, **reader)
         assert torch.equal(found["model"]["weight"].full_tensor(), expected)
-        assert found["step"] == 7
-        if rank == 0:
+        assert (found["order"].tolist(), found["step"]) == ([0, 1, 2, 3, 4], 7)
+        if dist.get_rank() == 0:
             for file in (folder / name).iterdir():
                 verify_file(file, KEY)
 
@@ -96,8 +87,8 @@ def stepped(module, optimizer):
     optimizer.step()
 
 
-def check_broadcasts(folder):
-    rank = seal(folder)
+def check_broadcasts():
+    rank = dist.get_rank()
     source = model()
     adam = torch.optim.AdamW(source.parameters())
     stepped(source, adam)
@@ -132,9 +123,8 @@ def compressed():
     return [weight.detach().clone() for weight in module.parameters()]
 
 
-def check_hooks(folder):
-    expected = compressed()
-    rank = seal(folder)
+def check_hooks(expected):
+    rank = dist.get_rank()
     assert all(torch.equal(one, other) for one, other in zip(compressed(), expected, strict=True))
     for refuse in (lambda: dist.shrink_group([1]), lambda: dist.batch_isend_irecv([_to(1 - rank)])):
         if rank == 0:
@@ -147,23 +137,23 @@ def _to(rank):
     return dist.P2POp(dist.isend, torch.ones(1), rank)
 
 
-def check_threads(folder):
+def check_threads():
     """Use one group in two threads at once: each result is right, or both threads of both ranks raise."""
-    rank = seal(folder)
+    group = dist.new_group()
     wrong, failed = [], []
 
     def reduce(value):
         try:
             for _ in range(20):
                 total = torch.full((3,), value)
-                dist.all_reduce(total)
+                dist.all_reduce(total, group=group)
                 if total.tolist() != [2 * value] * 3:
                     wrong.append(total)
         except (RuntimeError, AuthenticationError, ClosedError) as error:
             failed.append(error)
 
     thread = threading.Thread(target=reduce, args=(10.0,))
-    if rank:
+    if dist.get_rank():
         thread.start()
         reduce(1.0)
     else:  # the threads of a rank have the other order
@@ -173,11 +163,19 @@ def check_threads(folder):
     thread.join()
     assert not wrong
     if failed:
-        distributed_c10d._abort_process_group()
+        distributed_c10d._abort_process_group(group)
+
+
+def check_all(folder):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    expected = compressed()
+    dist.destroy_process_group()
+    init_process_group(KEY, init_method=f"file://{folder}/sealed", rank=rank, world_size=size, timeout=60)
+    check_hooks(expected)
+    check_broadcasts()
+    check_threads()
+    check_saves(Path(folder))
 
 
 def test_saves_broadcasts_and_hooks_end_as_in_a_plain_group_and_threads_with_no_wrong_result(tmp_path):
-    stages = check_saves, check_broadcasts, check_hooks, check_threads
-    for stage in stages:
-        (tmp_path / stage.__name__).mkdir()
-    run_ranks(*((2, stage, tmp_path / stage.__name__) for stage in stages))
+    run_ranks((2, check_all, tmp_path))
