@@ -28,7 +28,7 @@ NODE_STAMP := tests/javascript/node_modules/.installed
 BACKEND = $$(grep -oE '^(hatchling|editables)==[0-9.]*' requirements.txt)
 
 .PHONY: help demo install native test test-all test-nightly test-lowest test-openssl test-pythons matrix fresh coverage check lint workflows bench bench-compare peers gpu \
-	gpu-kit emulator aarch64 aarch64-wheel peers-tests integrations javascript swift nvrtc ptx mutants fuzz soak docs site site-check lock dist wheels release-files release-check testkit-dist environments clean
+	gpu-kit emulator aarch64 aarch64-wheel peers-tests integrations javascript swift nvrtc ptx mutants fuzz soak docs site site-check writers lock dist wheels release-files release-check testkit-dist environments clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -303,6 +303,10 @@ $(NODE_STAMP): tests/javascript/package.json tests/javascript/package-lock.json 
 
 docs: $(STAMP) $(NATIVE)  ## build the documentation; warnings are errors
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+
+# Of a version that was tried, and for torch of its builds with and without CUDA: what an unknown version is compared with.
+writers: $(STAMP) $(NATIVE)  ## add what the installed torch, safetensors and trainers write with to fastrack/_protect/writers.txt; read its diff
+	PYTHONPATH=tests $(BIN)/python -m helpers.writers
 
 SITE := https://fastrack-io.github.io/fastrack/
 

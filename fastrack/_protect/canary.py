@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.metadata
 import io
 import pickle
 import secrets
@@ -16,36 +15,8 @@ from typing import Any
 
 from fastrack.errors import FastrackError
 
-COVERED = {
-    "torch": ((2, 13), (2, 15)),
-    "safetensors": ((0, 8), (0, 9)),
-    "transformers": ((4, 57), (6, 0)),
-    "lightning": ((2, 5), (2, 7)),
-    "pytorch-lightning": ((2, 5), (2, 7)),
-    "accelerate": ((1, 10), (2, 0)),
-}
-"""The versions of each package that are covered: from the first up to the second, without it."""
 _NEEDLE = 64  # bytes
 _FOUND = 16  # bytes of the needle in a row that show that it is there
-
-
-def require_covered() -> None:
-    """Refuse versions that are installed and not covered. Nothing is imported."""
-    for name, (first, end) in COVERED.items():
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        parts = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
-        if not first <= parts < end:
-            raise FastrackError(
-                f"protect_checkpoints: expected {name} {_dotted(first)} or later and before {_dotted(end)}, which are "
-                f"covered, got {version:.40}. Install such a version, or another fastrack"
-            )
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
 
 
 @contextlib.contextmanager

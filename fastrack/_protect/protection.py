@@ -13,7 +13,7 @@ from types import NoneType
 from typing import Any
 
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
-from fastrack._protect import canary, distributed_files, refusals, safetensors_files, torch_files, trainers
+from fastrack._protect import canary, distributed_files, refusals, safetensors_files, torch_files, trainers, versions
 from fastrack._protect.sealing import Protection
 from fastrack._util import replacing
 from fastrack._util.extras import require
@@ -44,9 +44,9 @@ def protect_checkpoints(key: KeyLike | None = None, *, keys: KeySource | None = 
     Raises
     ------
     FastrackError
-        If a version of torch, safetensors, transformers, lightning or accelerate is installed that is not covered, or
-        if a file that was written as a trial, of random numbers, was not sealed. Nothing is changed then. Also if the
-        process is protected by another key already.
+        If a version of torch, safetensors, transformers, lightning or accelerate is installed that is not covered, and
+        does not write with the functions of one that is, or if a file that was written as a trial, of random numbers,
+        was not sealed. Nothing is changed then. Also if the process is protected by another key already.
     ImportError
         If torch is not installed.
     TypeError, UnknownKeyError, FormatError, KeyPermissionError, OSError
@@ -67,7 +67,7 @@ def protect_checkpoints(key: KeyLike | None = None, *, keys: KeySource | None = 
     >>> torch.load("checkpoint.pt")  # doctest: +SKIP
     {'weights': tensor([1., 1., 1.])}
     """
-    require("torch", "protect_checkpoints", "torch")
+    require("torch", "protect_checkpoints", "protect")
     owner = sealing_key(key)
     with _lock:
         if _active is not None:
@@ -78,7 +78,7 @@ def protect_checkpoints(key: KeyLike | None = None, *, keys: KeySource | None = 
                 )
             return
         protection = Protection(owner, KeyRing(owner if keys is None else [owner, keys]))
-        canary.require_covered()
+        versions.require_covered()
         canary.import_all()
         with replacing.all_or_nothing():
             with canary.naming_what_is_missing():

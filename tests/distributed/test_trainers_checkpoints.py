@@ -63,18 +63,35 @@ def run_traced(trainer, folder, mode):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("trainer", PROCESSES)
 def test_no_byte_of_a_state_is_written_in_plain_and_runs_resume_as_plain_ones_do(trainer, tmp_path):
+    for warned in compare_with_plain_run(trainer, tmp_path, "sealed"):
+        assert warned == []
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("trainer", ["transformers", "lightning", "accelerate"])
+def test_a_torch_that_was_not_tried_and_writes_as_a_tried_one_seals_too_with_one_warning(trainer, tmp_path):
+    (warned,) = compare_with_plain_run(trainer, tmp_path, "untried")
+    version = torch.__version__.partition("+")[0]
+    assert [version in each for each in warned] == [True]
+
+
+def compare_with_plain_run(trainer, folder, mode):
+    """Assert that a run is sealed, and equal to a plain one. Return what `protect_checkpoints` warned of."""
     if find_spec(trainer.partition("_")[0]) is None:
         pytest.skip(f"takes {trainer.partition('_')[0]}")
-    plain, needles, writes = run_traced(trainer, tmp_path / "plain", "plain")
+    plain, needles, writes = run_traced(trainer, folder / "plain", "plain")
     kinds = {"weight", "optimizer"} | ({"rng"} if trainer in WITH_RANDOM_STATES else set())
     for kind in kinds:  # a search that misses them in plain shows nothing
         assert len(writes.found(needles[kind])) >= 0.95 * len(set(needles[kind])) > 0, kind
-    sealed, needles, writes = run_traced(trainer, tmp_path / "sealed", "sealed")
-    assert sealed == plain  # digests after training, and after resuming
+    sealed, needles, writes = run_traced(trainer, folder / mode, mode)
+    warned = [result.pop("warned") for result in sealed]
+    assert sealed == [{name: value for name, value in result.items() if name != "warned"} for result in plain]
     for kind in kinds:
         assert writes.found(needles[kind]) == {}, kind
     in_memory = {path for path in writes.mapped if path.startswith("/dev/shm/")}
     assert writes.mapped == in_memory
+    return warned
 
 
 @pytest.mark.nightly
