@@ -145,7 +145,9 @@ def test_the_metadata_says_what_the_project_is(metadata):
 
 
 def test_heavy_packages_are_extras(metadata):
-    extras = "torch accelerate jit broker cu12 cu13 demo bench pkcs11 tpm vault aws gcp azure quantize ray remote"
+    extras = (
+        "torch protect accelerate jit broker cu12 cu13 demo bench pkcs11 tpm vault aws gcp azure quantize ray remote"
+    )
     assert set(metadata.get_all("Provides-Extra")) == set(extras.split())
     heavy = ("torch", "cupy", "scikit", "matplotlib", "starlette", "uvicorn", "numba", "llvmlite")
     required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
