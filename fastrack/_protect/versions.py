@@ -97,8 +97,8 @@ def minor_of(version: str) -> tuple[int, ...]:
 def _refusal(name: str, expected: str, got: str, option: str = "") -> FastrackError:
     first, end = map(_dotted, COVERED[name])
     return FastrackError(
-        f"protect_checkpoints: expected {expected}, got {got}. Install a version that is covered: "
-        f"pip install {option}'{name}>={first},<{end}', or another fastrack"
+        f"protect_checkpoints: expected {expected}, got {got}. Install another fastrack, or a version that is covered: "
+        f"pip install {option}'{name}>={first},<{end}'"
     )
 
 
