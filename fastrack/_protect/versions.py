@@ -68,7 +68,9 @@ def require_covered() -> None:
             raise _refusal(name, f"{name} of one version", " and ".join(versions), "--force-reinstall ")
         if any(minor < first for minor in minors):
             raise _refusal(name, f"{name} {_dotted(first)} or later", versions[0])
-        if any(minor >= end for minor in minors) or any(map(_UNFINISHED.match, versions)):
+        # Trainers write with torch and safetensors, of which each version that is covered was tried.
+        is_unfinished = name in _EXTENSIONS and any(map(_UNFINISHED.match, versions))
+        if is_unfinished or any(minor >= end for minor in minors):
             told.append(_examine(name, versions[0]))
     if told:
         warning = f"protect_checkpoints: not tried, only compared: {', '.join(told)}"

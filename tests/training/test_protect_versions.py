@@ -137,6 +137,13 @@ def test_a_package_without_metadata_is_compared(package):
         versions.require_covered()
 
 
+def test_a_trainer_is_taken_by_its_number_before_its_release_as_afterwards(package):
+    package.put("new.py", NEW["open"])
+    for version in ("1.16.0.dev0", "1.16.0"):
+        package.is_version(version)
+        versions.require_covered()
+
+
 def test_two_versions_in_one_folder_are_refused_and_in_two_folders_the_first_counts(package, tmp_path, monkeypatch):
     other = Installed(tmp_path / "later")
     other.is_version("1.2")
