@@ -198,7 +198,8 @@ def _in_extension(name: str) -> Iterator[str]:
     seen = {id(root)}
     for path, owner in waiting:
         for key in [each for each in list(vars(owner)) if each == "__init__" or not each.startswith("__")]:
-            value, inner = getattr(owner, key, None), f"{path}.{key}"
+            inner, value = f"{path}.{key}", getattr(owner, key, None)
+            value = getattr(value, "fastrack_original", value)  # a folder may have been written, or mounted, before
             home = str(getattr(value, "__name__" if isinstance(value, ModuleType) else "__module__", ""))
             if isinstance(value, (ModuleType, type)) and home.startswith((name, "builtins")) and id(value) not in seen:
                 seen.add(id(value))

@@ -13,6 +13,7 @@ from helpers import writers
 
 import fastrack
 from fastrack._protect import canary, versions
+from fastrack._transfer import replaced
 from fastrack._util import replacing
 
 torch = pytest.importorskip("torch")
@@ -260,6 +261,15 @@ def test_the_extra_and_the_pages_name_the_covered_versions():
     assert f"| torch | {', '.join(minors)} |" in page
     for text in (page, (root / "README.md").read_text()):
         assert f"torch {minors[0]} to {minors[-1]}" in text
+
+
+def test_functions_that_fastrack_has_replaced_for_a_folder_are_seen_as_they_were():
+    before = set(versions._in_extension("safetensors"))
+    assert "safetensors._safetensors_rust.serialize_file(tensor_dict, filename, metadata)" in before
+    replaced.add("serialize_file", lambda *_, **__: NotImplemented)
+    replaced.add("serialize", lambda *_, **__: NotImplemented)
+    assert set(versions._in_extension("safetensors")) == before
+    replacing.restore()
 
 
 @pytest.mark.slow
