@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 import time
 import weakref
@@ -21,7 +22,7 @@ from typing import Any, Protocol, Self, TypeAlias, Union, runtime_checkable
 
 from fastrack._keys.keys import Key, key_file_id
 from fastrack._keys.wrapped import WrappedKey, is_scheme, open_source, wrapped_key_id
-from fastrack._util.fork import after_fork, register_fork_reset
+from fastrack._util.fork import per_process
 from fastrack._util.key_text import looks_secret
 from fastrack._util.public import public
 from fastrack._util.registry import KEY_SOURCES, find
@@ -228,11 +229,8 @@ class _Providers:
         self._providers = providers
         self._ttl = ttl
         self._cache: OrderedDict[str, tuple[Key, float]] = OrderedDict()  # the oldest first
-        self.reset_after_fork()
-        register_fork_reset(self)
-
-    def reset_after_fork(self) -> None:
-        self._lock = threading.RLock()  # reentrant: a provider may open files sealed under other keys
+        # Reentrant: a provider may open files sealed under other keys.
+        self._lock = per_process(self, "_lock", threading.RLock)
 
     def get(self, key_id: str, given: str) -> Key:
         with self._lock:
@@ -380,15 +378,7 @@ _BEGINNING = 0.5  # seconds; a block begins microseconds after its keys were giv
 _of_block: ContextVar[_Default | None] = ContextVar("fastrack keys", default=None)
 _default: _Default | None = None
 _callers: weakref.WeakSet[use_keys] = weakref.WeakSet()  # calls whose blocks have not begun
-_lock = threading.Lock()
-
-
-def _renew_lock() -> None:
-    global _lock  # noqa: PLW0603 - a lost thread may hold it
-    _lock = threading.Lock()
-
-
-after_fork(_renew_lock)
+_lock = per_process(sys.modules[__name__], "_lock", threading.Lock)
 
 
 class KeyFolder:

@@ -17,12 +17,12 @@ from fastrack._protect import canary, distributed_files, refusals, safetensors_f
 from fastrack._protect.sealing import Protection
 from fastrack._util import replacing
 from fastrack._util.extras import require
-from fastrack._util.fork import after_fork
+from fastrack._util.fork import per_process
 from fastrack._util.public import public
 from fastrack.errors import FastrackError
 
 _active: Protection | None = None
-_lock = threading.Lock()
+_lock = per_process(sys.modules[__name__], "_lock", threading.Lock)
 
 
 @public
@@ -130,11 +130,3 @@ class _Spawned:
 def active() -> Protection | None:
     """Return the keys of this process if it is protected."""
     return _active
-
-
-def _renew_lock() -> None:
-    global _lock  # noqa: PLW0603 - a lost thread may hold it
-    _lock = threading.Lock()
-
-
-after_fork(_renew_lock)

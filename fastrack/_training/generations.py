@@ -21,7 +21,7 @@ from fastrack._keys.keyring import KeySource
 from fastrack._sets.folder import SealedFolder
 from fastrack._tensors.sharded import is_sharded
 from fastrack._training.model import load_model, require_module
-from fastrack._util.fork import register_fork_reset
+from fastrack._util.fork import per_process
 
 if TYPE_CHECKING:
     from fastrack._sets.anchor import Anchor
@@ -48,13 +48,8 @@ class ReloadableModule(torch.nn.Module):
         _copy(module, {id(tensor): tensor for tensor in _tensors(module)})  # refuses now what a reload would
         super().__init__()
         self.training = module.training  # for those who set a mode, and then again the one that was
-        self.reset_after_fork()
+        self._lock = per_process(self, "_lock", threading.Lock)  # first: `__setattr__` takes it for the module
         self.module = module
-        register_fork_reset(self)
-
-    def reset_after_fork(self) -> None:
-        """Make a new lock."""
-        self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = {**vars(self), "_modules": {**self._modules}}  # hooks and attributes of its own

@@ -7,19 +7,20 @@ block, and no call that fails, changes what another thread sees.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from contextvars import Context
 from typing import Any
 
-from fastrack._util.fork import after_fork
+from fastrack._util.fork import per_process
 from fastrack._util.replacing import note, replace_everywhere
 
 Handler = Callable[..., Any]
 """Do what the function is called for, or return NotImplemented and leave it to the next handler."""
 
 _handlers: dict[str, tuple[Handler, ...]] = {}  # by the names of the functions
-_lock = threading.Lock()
+_lock = per_process(sys.modules[__name__], "_lock", threading.Lock)
 
 
 def add(name: str, handler: Handler, *, last: bool = False) -> None:
@@ -60,11 +61,3 @@ def _asking(name: str, original: Any) -> Any:
         return ask
     members = {"__new__": lambda _, *args, **options: ask(*args, **options), "fastrack_original": original}
     return type(name, (), {**members, "__doc__": f"``safetensors.{name}``, which opens sealed files too."})
-
-
-def _renew_lock() -> None:
-    global _lock  # noqa: PLW0603 - a lost thread may hold it
-    _lock = threading.Lock()
-
-
-after_fork(_renew_lock)

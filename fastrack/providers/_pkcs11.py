@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.hashes import SHA1, SHA256
 
 from fastrack._keys.keys import read_private
 from fastrack._keys.wrapped import KeyWrapper, WrappedKey, import_client, require_algorithm, require_parameters
-from fastrack._util.fork import register_fork_reset
+from fastrack._util.fork import per_process
 from fastrack.errors import FormatError, ProviderError
 
 MODULE_VARIABLE = "FASTRACK_PKCS11_MODULE"
@@ -288,11 +288,7 @@ class _State:
 
     def __init__(self) -> None:
         self._process: dict[str, int] = {}
-        self.reset_after_fork()
-        register_fork_reset(self)
-
-    def reset_after_fork(self) -> None:
-        self.lock = threading.RLock()
+        self.lock = per_process(self, "lock", threading.RLock)
 
     def load(self, pkcs11: Any, name: str) -> Any:
         try:
