@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fastrack._keys.keyring import KeyRing
 
 
+KEPT = "it exists and is left as it was; choose another name"
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?=[^/])")
 
 
@@ -59,13 +60,11 @@ def check_target(path: Path, *, force: bool, many: bool = False) -> None:
         require_replaceable(path)
 
 
-def check_new(path: Path) -> None:
-    """Refuse to replace a folder."""
+def check_new(path: Path, advice: str = "exists, and no folder is replaced. Name one that does not exist") -> None:
+    """Refuse to replace a folder, or what the error advises about."""
     check_directory(path)
     if os.path.lexists(path):
-        raise FileExistsError(
-            errno.EEXIST, "exists, and no folder is replaced. Name one that does not exist", str(path)
-        )
+        raise FileExistsError(errno.EEXIST, advice, str(path))
 
 
 def check_source(path: Path) -> int:

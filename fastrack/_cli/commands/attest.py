@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fastrack._cli.commands.grant import load_signer
+from fastrack._cli.commands.grant import Sign, load_signer
 from fastrack._cli.console import clean, note, pluralize, print_json, stdout
 from fastrack._cli.documents import await_document, check_document, parse_period, read_document, write_document
 from fastrack._cli.errors import handle_errors, show_errors
-from fastrack._cli.files import check_directory, open_ring
+from fastrack._cli.files import KEPT, check_new, open_ring
 from fastrack._cli.options import Json, KeyFile
 from fastrack._util.atomic import sync_directory
 from fastrack._util.gate import most_bytes
@@ -102,8 +102,8 @@ def collect(
     owners = [Verifier.load(path) for path in owner or ()]
     if grants is not None and grants != "-":  # an answer that is there is to an earlier offer
         check_document(str(locate_local(grants)))
-    if out is not None:
-        _check_key_target(out)
+    if out is not None and not out.is_dir():
+        check_new(out, KEPT)
     period = parse_period(wait, "--wait")
     say = note if target != "-" else lambda _: None  # another command reads the offer, and a person its output
     gather = partial(attest.collect_evidence, collateral=collateral, gpus=gpus)
@@ -173,9 +173,7 @@ def grant(
     *,
     challenge: ForChallenge,
     policy: UnderPolicy,
-    sign: Annotated[
-        Path | None, typer.Option("--sign", metavar="SIGNER", help="The owner's signing key, of `keygen --signer`.")
-    ] = None,
+    sign: Sign = None,
     key: KeyFile = None,
     out: Annotated[str, typer.Option("--out", "-o", metavar="GRANTS", help=f"The answer to write. {Document}")] = "-",
     file_id: FileIds = None,
@@ -237,13 +235,6 @@ def _use_up(path: Path, challenge_id: str) -> None:
     sync_directory(mark.parent)  # before anything is granted, for the mark counts after a crash too
     with suppress(OSError):  # the mark counts: of a pipe, or in a folder of another user, there is nothing to rename
         real.rename(used)
-
-
-def _check_key_target(out: Path) -> None:
-    if not out.is_dir():
-        check_directory(out)
-        if os.path.lexists(out):
-            raise FileExistsError(errno.EEXIST, "it exists and is left as it was; choose another name", str(out))
 
 
 def read_challenge(path: str) -> "Challenge":

@@ -1,7 +1,5 @@
 """``fastrack keygen``: make a key file."""
 
-import errno
-import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fastrack._cli.console import clean, tell
-from fastrack._cli.files import check_directory
+from fastrack._cli.files import KEPT, check_directory, check_new
 from fastrack._cli.options import Algorithm, Bits, Json, Silent
 
 if TYPE_CHECKING:
@@ -87,8 +85,7 @@ def _open_wrapper(path: Path, uri: str) -> "KeyWrapper":
 
     if path.suffix != ".wrapped":
         raise typer.BadParameter("expected a path that ends in .wrapped, the suffix of such files, got another")
-    if os.path.lexists(path):
-        raise FileExistsError(errno.EEXIST, "exists and was left as it was. Choose another name", str(path))
+    check_new(path, "exists and was left as it was. Choose another name")
     try:
         return open_wrapper(uri)
     except ValueError as error:
@@ -104,8 +101,7 @@ def _make_pair(
         raise typer.BadParameter("expected one of --identity and --signer, got both; make two key pairs")
     kind = Identity if identity else Signer
     public_path = path.with_name(f"{path.name}.pub")
-    if os.path.lexists(public_path):
-        raise FileExistsError(errno.EEXIST, "it exists and is left as it was; choose another name", str(public_path))
+    check_new(public_path, KEPT)
     try:
         pair = kind.generate(name=name) if algorithm is None else kind.generate(algorithm, name=name)
         public = pair.recipient if isinstance(pair, Identity) else pair.verifier

@@ -1,7 +1,5 @@
 """``fastrack tour own``, ``hold`` and ``key``: the desks of the owner of a model and of a holder of data."""
 
-import errno
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +18,7 @@ from fastrack._cli.commands.broker import (
 from fastrack._cli.commands.grant import load_signer
 from fastrack._cli.console import clean, tell
 from fastrack._cli.errors import refuse_values
-from fastrack._cli.files import check_directory, check_sealed, open_ring
+from fastrack._cli.files import KEPT, check_new, check_sealed, open_ring
 from fastrack._cli.options import Json, KeyFile, KeyFiles
 from fastrack._cli.tours.options import OwnerKey, Source, list_shards, load_chain
 from fastrack.errors import FormatError
@@ -124,9 +122,7 @@ def key(
     from fastrack.grants import Verifier
     from fastrack.tour import model_key
 
-    check_directory(target)
-    if os.path.lexists(target):
-        raise FileExistsError(errno.EEXIST, "it exists and is left as it was; choose another name", str(target))
+    check_new(target, KEPT)
     made = model_key(load_chain(source, Verifier.load(owner)), open_ring(key).first)
     key_id = made.id
     try:
