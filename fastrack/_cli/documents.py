@@ -21,15 +21,7 @@ _POLL = 0.1  # seconds
 
 
 def read_document(path: str, limit: int) -> bytes:
-    """Return the document in a file or pipe, or the next line of standard input for ``-``.
-
-    Raises
-    ------
-    FormatError
-        If it has more than `limit` bytes, or the input ends before it.
-    OSError
-        If it cannot be read.
-    """
+    """Return the document in a file or pipe, or the next line of standard input for ``-``: at most `limit` bytes."""
     if path == "-":
         data = sys.stdin.buffer.readline(limit + 1)
     else:
@@ -45,15 +37,7 @@ def read_document(path: str, limit: int) -> bytes:
 
 
 def await_document(path: str, limit: int, period: timedelta) -> bytes:
-    """Return the document in a file or pipe, and wait for one that is not there yet, or not all of it.
-
-    Raises
-    ------
-    TimeoutError
-        If no document, or no whole one, is there after `period`.
-    FormatError, OSError
-        As in `read_document`.
-    """
+    """Return the document in a file or pipe, and wait up to `period` for one that is not there yet, or not whole."""
     file_path = locate_local(path)
     end, found = time.monotonic() + period.total_seconds(), "none"
     while True:
@@ -93,10 +77,7 @@ def check_document(path: str) -> None:
 def write_document(path: str, data: bytes) -> None:
     """Write a document into a new file, atomically, into a pipe, or on standard output for ``-``.
 
-    Raises
-    ------
-    OSError
-        If it cannot be written, or the file exists, which might be a key.
+    A file that exists might be a key, and raises FileExistsError.
     """
     if path == "-":
         sys.stdout.buffer.write(data)

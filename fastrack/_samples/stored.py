@@ -94,18 +94,8 @@ def read_data_set(folder: Location, keys: KeyRing, *, key_id: str | None = None)
     """Authenticate the headers of all shards of a folder, and what the shards say of themselves.
 
     Shards that are missing, exchanged with each other or of another data set are refused; after the last one some may
-    be missing: see `DataSet.is_complete`. Chunks of the samples are not read.
-
-    Raises
-    ------
-    AuthenticationError
-        If a header was altered.
-    FormatError
-        If a shard is no such file, is not in its place, or has other columns than the first one.
-    UnknownKeyError
-        If the key of a shard is not among `keys`.
-    ValueError
-        If a shard is under another key than `key_id`.
+    be missing: see `DataSet.is_complete`. Chunks of the samples are not read. Raise ValueError for a shard under
+    another key than `key_id`.
     """
     return read_shards(((path, SealedFile(path)) for path in shards_in(folder)), keys, key_id=key_id)
 

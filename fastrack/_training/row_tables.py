@@ -59,12 +59,7 @@ class RowTable:
     def handles(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """Return handles on the samples of a table, by column, with the other columns of the table.
 
-        Raises
-        ------
-        FormatError
-            If the table has no sample numbers of these files.
-        ValueError
-            If another column has the name of one of the data set.
+        Raise FormatError without sample numbers of these files, and ValueError for another column of the same name.
         """
         others = dict(table)
         try:

@@ -25,12 +25,8 @@ class Slots:
     """Memory that is reused once no array, tensor or view refers to it any more. Thread-safe.
 
     The first touch of new memory takes longer than the cipher. All slots together take no more than twice what those
-    in use took at the worst moment: then new memory takes the place of free memory of other sizes.
-
-    Parameters
-    ----------
-    make : callable, optional
-        Makes the memory of a slot of so many bytes.
+    in use took at the worst moment: then new memory takes the place of free memory of other sizes. `make` makes the
+    memory of a slot of so many bytes.
     """
 
     def __init__(self, make: Callable[[int], Bytes] = arrays.empty_bytes) -> None:

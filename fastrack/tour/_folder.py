@@ -55,21 +55,10 @@ class Folder:
 
 
 def verify_files(files: Mapping[str, Bytes], owner: Verifier) -> Chain:
-    """Verify the contents of a folder without any key, and return its chain: all of the model is sealed.
+    """Verify the contents of a folder, by the names of `FILES`, without any key, and return its chain.
 
-    After the first visit all bytes of its messages are compared with their digests in the manifest.
-
-    Parameters
-    ----------
-    files : mapping of str to bytes-like
-        The contents, by the names of `FILES`.
-    owner : Verifier
-        The public key of the owner of the model.
-
-    Raises
-    ------
-    RollbackError, AuthenticationError, SignatureError, FormatError
-        If the chain does not verify, or the model is not that of the last receipt, or any of it is not sealed.
+    All of the model must be sealed. After the first visit all bytes of its messages are compared with their digests in
+    the manifest.
     """
     if set(files) != set(FILES):
         raise FormatError(f"the folder of a tour: expected {', '.join(FILES)}, got other files. Bring it as it was")
