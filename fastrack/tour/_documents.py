@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from hashlib import sha256
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -67,21 +68,20 @@ class _Codec(NamedTuple):
     read: Callable[[Any], Any]
 
 
-def _checked(is_valid: Callable[[Any], bool]) -> Callable[[Any], Any]:
+def _checked(is_valid: Callable[[Any], bool]) -> _Codec:
     def read(value: Any) -> Any:
         require(is_valid(value), "value")
         return value
 
-    return read
+    return _Codec(lambda value: value, read)
 
 
-def _same(value: Any) -> Any:
-    return value
+def _list_of(item: _Codec, limit: int) -> _Codec:
+    def read(value: Any) -> tuple[Any, ...]:
+        require(type(value) is list and len(value) <= limit, "list")
+        return tuple(map(item.read, value))
 
-
-def _read_list(value: Any, read: Callable[[Any], Any], limit: int) -> tuple[Any, ...]:
-    require(type(value) is list and len(value) <= limit, "list")
-    return tuple(map(read, value))
+    return _Codec(list, read)
 
 
 def _read_model(value: Any) -> ModelVersion:
@@ -106,22 +106,6 @@ def _read_verifier(text: Any) -> Verifier:
     return verifier
 
 
-def _is_digest(value: Any) -> bool:
-    return matches(DIGEST, value)
-
-
-def _is_id(value: Any) -> bool:
-    return matches(ID, value)
-
-
-def _write_holders(holders: Mapping[str, Verifier]) -> dict[str, str]:
-    return {name: _write_verifier(verifier) for name, verifier in holders.items()}
-
-
-def _write_model(model: ModelVersion) -> list[Any]:
-    return [model.number, model.digest]
-
-
 def _or_none(codec: _Codec) -> _Codec:
     return _Codec(
         lambda value: None if value is None else codec.write(value),
@@ -129,16 +113,16 @@ def _or_none(codec: _Codec) -> _Codec:
     )
 
 
-_digest = _Codec(_same, _checked(_is_digest))
-_id = _Codec(_same, _checked(_is_id))
-_number = _Codec(_same, _checked(is_number))
+_digest = _checked(partial(matches, DIGEST))
+_id = _checked(partial(matches, ID))
+_number = _checked(is_number)
 _time = _Codec(encode_time, decode_time)
 _verifier = _Codec(_write_verifier, _read_verifier)
-_model = _Codec(_write_model, _read_model)
+_model = _Codec(lambda model: [model.number, model.digest], _read_model)
 _envelope = _Codec(encode_bytes, decode_bytes)
-_names = _Codec(list, lambda value: _read_list(value, _checked(lambda name: matches(_NAME, name)), VISITS_LIMIT))
-_ids = _Codec(list, lambda value: _read_list(value, _checked(_is_id), FILES_LIMIT))
-_holders = _Codec(_write_holders, _read_holders)
+_names = _list_of(_checked(partial(matches, _NAME)), VISITS_LIMIT)
+_ids = _list_of(_id, FILES_LIMIT)
+_holders = _Codec(lambda holders: {name: _write_verifier(each) for name, each in holders.items()}, _read_holders)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
