@@ -78,6 +78,11 @@ class Handle:
         options = {"keys": keys, "framework": framework, "out": out, "non_blocking": non_blocking, "dtype": dtype}
         return find(METHODS["to"])(self, device, **options)
 
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError(f"len(): expected one dimension or more, got {self!r}, {NOT_OPEN}")
+        return self.shape[0]
+
     def __array__(self, *_: object, **__: object) -> NoReturn:
         """Refuse the conversion to an array of objects, which NumPy would attempt."""
         raise TypeError(f"expected an array, got {self!r}, {NOT_OPEN}")

@@ -15,7 +15,7 @@ from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import Binding, Edition, MessageContext
 from fastrack._sealed.file_header import encode_header
-from fastrack._sealed.handle import NOT_OPEN, Handle
+from fastrack._sealed.handle import Handle
 from fastrack._sealed.indexing import Box, RowSelection, plan_rows
 from fastrack._sealed.metadata import encode_fields, entry_of, read_contents
 from fastrack._sealed.storage import Extent, Storage, StoredBytes, read_head
@@ -289,11 +289,6 @@ class SealedTensor(Handle):
             return select_slices(self, rows if isinstance(rows, tuple) else (rows,))
         return TensorRows(self, plan_rows(rows, self.shape, self.nbytes))
 
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError(f"len(): expected one dimension or more, got {self!r}, {NOT_OPEN}")
-        return self.shape[0]
-
     def __iter__(self) -> Any:
         return (self[row] for row in range(len(self)))
 
@@ -403,11 +398,6 @@ class SealedRows(Handle):
 
         An altered file of a data set could otherwise drop or renumber the samples of other files.
         """
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError(f"len(): expected one dimension or more, got {self!r}, {NOT_OPEN}")
-        return self.shape[0]
 
     def __repr__(self) -> str:
         return f"<SealedRows of {self.name!r} {self.dtype} {list(self.shape)}>"
