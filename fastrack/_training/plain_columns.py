@@ -20,13 +20,6 @@ class PlainColumns:
     """Columns that the files of a data set store unencrypted. Only a manifest authenticates them.
 
     After unpickling, the files are opened when they are first needed.
-
-    Parameters
-    ----------
-    shards : the sealed files
-    names : names of the columns
-    ends : int64, the cumulative number of samples, by file
-    size, step : length of windows, and rows from one to the next; without a size, samples are rows
     """
 
     def __init__(
@@ -34,9 +27,9 @@ class PlainColumns:
     ) -> None:
         self._shards = shards
         self.names = names
-        self._ends = ends
-        self._size = size
-        self._step = step
+        self._ends = ends  # int64, the cumulative number of samples, by file
+        self._size = size  # the length of windows; without one, samples are rows
+        self._step = step  # rows from one window to the next
         self._columns: dict[str, list[Bytes]] | None = None
         self._kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
 

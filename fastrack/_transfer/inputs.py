@@ -231,14 +231,7 @@ def _holds_handles(value: object, levels: int) -> bool:
 
 
 class Opened:
-    """The messages of a call, whose headers are authentic.
-
-    Attributes
-    ----------
-    keys : the keys of the messages, which the caller wipes
-    parts : the sealed tensor of each message; None for an array
-    padded : the numbers of tensors with padding, which must be zeros
-    """
+    """The messages of a call, whose headers are authentic."""
 
     __slots__ = ("_is_remote", "_of", "_ranges", "_was_fetched", "inputs", "keys", "padded", "parts")
 
@@ -249,7 +242,7 @@ class Opened:
         """
         ring = KeyRing.resolve(keys) if inputs.is_sealed else None
         self.inputs = inputs
-        self.padded: list[int] = []
+        self.padded: list[int] = []  # the numbers of tensors with padding, which must be zeros
         self._of: list[int] = []  # the tensor of each message. Those of scales are counted after the others
         self._ranges: dict[int, LazyRanges] = {}  # of messages that are read in part
         parts: list[SealedTensor | None] = []
@@ -275,9 +268,9 @@ class Opened:
             self._of.append(number)
         if len(parts) > MAX_MESSAGES:
             raise ValueError(f"moving tensors failed: expected {MAX_MESSAGES} at once or fewer; make several calls")
-        self.parts = parts
+        self.parts = parts  # the sealed tensor of each message; None for an array
         self._is_remote = self._was_fetched = False
-        self.keys = MessageKeys(len(parts))
+        self.keys = MessageKeys(len(parts))  # which the caller wipes
         try:
             if ring is not None:
                 self._is_remote = open_headers(parts, ring, self.keys, cacheable=self._ranges)

@@ -401,21 +401,12 @@ class Vault:
 
 
 class _Own:
-    """Key and names of a vault, which each process has of its own.
-
-    Attributes
-    ----------
-    key : Key or None
-        Key of all messages. None once the vault was closed.
-    kept : set of str
-        Names of messages in the store.
-    dropped : deque of str
-        Names of those that nothing refers to. The garbage collector adds to it at any moment, in any thread.
-    """
+    """Key and names of a vault, which each process has of its own."""
 
     def __init__(self) -> None:
-        self.key: Key | None = Key.generate()
-        self.kept: set[str] = set()
+        self.key: Key | None = Key.generate()  # of all messages; None once the vault was closed
+        self.kept: set[str] = set()  # names of messages in the store
+        # Names of those that nothing refers to. The garbage collector adds to it at any moment, in any thread.
         self.dropped: deque[str] = deque()
         register_fork_reset(self)
 
