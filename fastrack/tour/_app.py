@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from fastrack._util.gate import most_bytes
-from fastrack.attest._broker.handlers import Handlers, RefusedError, require_json
+from fastrack.attest._broker.handlers import Handlers, RefusedError, members_of, require_json
 from fastrack.attest._broker.limits import Quota, RateLimit
 from fastrack.attest._errors import CollateralFileError
 from fastrack.errors import AttestationError, RollbackError
@@ -23,7 +23,6 @@ _TOTAL = 2 * LIMIT  # bytes of all bodies in memory
 _BODY_LIMITS = {"challenge": 1024, "begin": LIMIT, "end": most_bytes(DOCUMENT), "finish": LIMIT}
 _STATUS = {RollbackError: 409, AttestationError: 403}
 _SHOWN = 1000  # characters of a message
-_SHOWN_VALUE = 200
 
 
 def make_app(desk: Desk, *, limit: RateLimit, body_seconds: float = _BODY_SECONDS) -> Any:
@@ -55,10 +54,5 @@ def _refuse(error: Exception) -> RefusedError:
     status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 400)
     if not isinstance(error, AttestationError):
         return RefusedError(status, str(error)[:_SHOWN], type=name)
-    members = {each: _text(getattr(error, each)) for each in ("evidence", "field", "found")}
     told = f"the {error.field or 'content'} of the {error.evidence or 'evidence'} is not accepted; the log of the desk "
-    return RefusedError(status, f"{told}has what is expected", type=name, **members)
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)[:_SHOWN_VALUE]
+    return RefusedError(status, f"{told}has what is expected", type=name, **members_of(error))

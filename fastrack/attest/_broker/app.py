@@ -7,7 +7,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Route
 
-from fastrack.attest._broker.handlers import Handlers, RefusedError, require_json
+from fastrack.attest._broker.handlers import Handlers, RefusedError, members_of, require_json
 from fastrack.attest._broker.ledger import BusyError, ChallengeError
 from fastrack.attest._broker.limits import Quota, RateLimit
 from fastrack.attest._broker.service import Broker
@@ -18,7 +18,6 @@ from fastrack.errors import AttestationError, FormatError
 _BODY_SECONDS = 30.0
 _SHARE = 32 << 20  # bytes of bodies in memory for each address
 _TOTAL = 128 << 20  # bytes of all bodies in memory
-_SHOWN = 200  # characters of a value shown in an answer
 
 
 def make_app(broker: Broker, *, limit: RateLimit, body_seconds: float = _BODY_SECONDS) -> Any:
@@ -68,7 +67,7 @@ def _refuse(error: Exception) -> RefusedError:
         told = "the broker cannot write to its database; ask for a new challenge later"
         return RefusedError(503, str(error) if isinstance(error, BusyError) else told)
     if isinstance(error, AttestationError):
-        members = {name: _text(getattr(error, name)) for name in ("evidence", "field", "found")}
+        members = members_of(error)
         if isinstance(error, ChallengeError):
             return RefusedError(409, str(error), **members)
         told = f"the {error.field} of the {error.evidence} is not accepted; the owner's log has what is expected"
@@ -76,7 +75,3 @@ def _refuse(error: Exception) -> RefusedError:
     if isinstance(error, FormatError) and not isinstance(error, CollateralFileError):
         return RefusedError(400, str(error))
     return RefusedError(500, "the broker failed; its log says more")
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)[:_SHOWN]

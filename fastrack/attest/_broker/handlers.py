@@ -18,12 +18,14 @@ from starlette.responses import Response
 
 from fastrack._util.cpus import usable_cpus
 from fastrack.attest._broker.limits import Quota, RateLimit, network_of
+from fastrack.errors import AttestationError
 
 T = TypeVar("T")
 
 LOGGER = "fastrack.broker"
 
 _JSON = "application/json"
+_SHOWN = 200  # characters of a value shown in an answer
 _REST = 4.0  # of the time that a document has taken, until the next one of its address
 
 log = logging.getLogger(LOGGER)
@@ -150,6 +152,12 @@ class Handlers:
             return await self.work(timed)
         finally:
             asyncio.get_running_loop().call_later(_REST * (time.monotonic() - begin), turn.release)
+
+
+def members_of(error: AttestationError) -> dict[str, str | None]:
+    """Return what an answer tells of refused evidence, each cut to a length."""
+    found = {name: getattr(error, name) for name in ("evidence", "field", "found")}
+    return {name: None if value is None else str(value)[:_SHOWN] for name, value in found.items()}
 
 
 def require_json(request: Request) -> None:
