@@ -60,7 +60,8 @@ class PointToPoint:
         if rank < 0:
             raise ValueError(f"a group of the ranks {ranks}: expected one of them, got rank {dist.get_rank()}")
         # Not `dist.new_group`, which reuses the name of a closed group: ranks would find its addresses.
-        chosen = torch.frombuffer(bytearray(os.urandom(16)), dtype=torch.uint8).to(_device_of(group))
+        device = "cuda" if "nccl" in str(dist.get_backend(group)) else "cpu"
+        chosen = torch.frombuffer(bytearray(os.urandom(16)), dtype=torch.uint8).to(device)
         dist.broadcast(chosen, ranks[0], group)
         name = bytes(chosen.tolist()).hex()
         default = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public accessor
@@ -94,11 +95,6 @@ class PointToPoint:
 
 
 _of_parents: list[Any] = []  # connections in a forked child
-
-
-def _device_of(group: dist.ProcessGroup | None) -> str:
-    """Return the device that a process group sends from."""
-    return "cuda" if "nccl" in str(dist.get_backend(group)) else "cpu"
 
 
 class _Work:
