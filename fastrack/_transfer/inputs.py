@@ -40,16 +40,6 @@ class Inputs:
     nested or complex128) raises `TypeError`; an array of `out` that does not fit raises `ValueError`.
 
     Each attribute of the tensors is a list: thousands of objects would keep the garbage collector busy.
-
-    Attributes
-    ----------
-    tensors : sealed tensors, handles on rows, and arrays
-    is_sealed : whether some are sealed
-    name : the name of the sealed tensor, if it is the only tensor
-    dtypes, shapes : of the results, in safetensors notation
-    framework, frameworks : requested for all results, and of each array (None if sealed)
-    scales : those of the quantised values to widen, by the number of the tensor
-    targets, outputs : views of the arrays to fill, and the arrays; None where one is to be allocated
     """
 
     def __init__(
@@ -60,12 +50,12 @@ class Inputs:
         self._tree = None if isinstance(obj, Handle) else Tree(obj)
         self._indices: list[int] = []  # of the leaves in the tree
         self._restores: dict[int, Callable[[Any], Any]] = {}  # give results the form of their inputs
-        self.tensors: list[Any] = []
-        self.is_sealed, self.is_filling = False, out is not None
-        self.dtypes: list[str] = []
+        self.tensors: list[Any] = []  # sealed tensors, handles on rows, and arrays
+        self.is_sealed, self.is_filling = False, out is not None  # the first: whether some are sealed
+        self.dtypes: list[str] = []  # of the results, in safetensors notation
         self.shapes: list[tuple[int, ...]] = []
-        self.framework: Framework | None = framework
-        self.frameworks: list[Framework | None] = []
+        self.framework: Framework | None = framework  # requested for all results
+        self.frameworks: list[Framework | None] = []  # of each array; None if sealed
         name = None
         for index, value in enumerate([obj] if self._tree is None else self._tree.leaves):
             source: Framework | None = None  # stays None for a sealed tensor
@@ -93,10 +83,10 @@ class Inputs:
             self.shapes.append(shape)
             self.frameworks.append(source)
             self.is_sealed |= source is None
-        self.name = name if len(self.tensors) == 1 else None
-        self.scales: dict[int, SealedTensor] = {}
-        self.targets: list[Any] = [None] * len(self.tensors)
-        self.outputs = self.targets.copy()
+        self.name = name if len(self.tensors) == 1 else None  # of the sealed tensor, if it is the only tensor
+        self.scales: dict[int, SealedTensor] = {}  # of the quantised values to widen, by the number of the tensor
+        self.targets: list[Any] = [None] * len(self.tensors)  # views of the arrays to fill; None to allocate one
+        self.outputs = self.targets.copy()  # these arrays
         if out is not None or wanted is not None:
             self._take(device, out, wanted)
 
