@@ -56,5 +56,5 @@ def explain(code: str, url: Url) -> OSError | None:
     if name == "EAGAIN":
         return TransientError(message)
     error = OSError(getattr(errno, name), message, str(url))
-    error.is_refusal = KNOWN[code] in (KNOWN["401"], KNOWN["ExpiredToken"])  # type: ignore[attr-defined] # and so of every file
+    vars(error).update(code=code, is_refusal=KNOWN[code] in (KNOWN["401"], KNOWN["ExpiredToken"]))  # the same for all
     return error

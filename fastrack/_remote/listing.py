@@ -50,7 +50,9 @@ def list_objects(url: Url) -> list[tuple[str, int, str | None]]:
             if stem:  # which the server compares
                 return list(call_store(folder, store, "find", path, prefix=stem, detail=True).values())
             return list(call_store(folder, store, "ls", path, detail=True))
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if getattr(error, "code", "") in {"NoSuchBucket", "ContainerNotFound"}:
+                raise
             return []
 
     found = {}

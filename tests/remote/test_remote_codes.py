@@ -383,6 +383,26 @@ def test_codes_are_explained_when_an_object_is_written(code, store, key):
     assert store.content == b""
 
 
+@pytest.mark.parametrize("code", ["NoSuchBucket", "ContainerNotFound", "NoSuchKey"])
+@pytest.mark.parametrize("url", ["s3://bucket/folder/", "s3://bucket/train-*.safetensors"])
+def test_a_bucket_that_is_not_there_is_no_empty_folder(code, url, store, monkeypatch):
+    from fastrack._remote.listing import list_objects
+
+    def fail(*_, **__):
+        error = FileNotFoundError("secret")
+        error.__cause__ = refusal(code).__cause__
+        raise error
+
+    for operation in ("ls", "find"):
+        monkeypatch.setattr(store, operation, fail, raising=False)
+    if code == "NoSuchKey":
+        assert list_objects(Url(url)) == []
+        return
+    with pytest.raises(FileNotFoundError, match=rf"no such bucket \({code}\)") as caught:
+        fastrack.SealedDataset(url)
+    assert "secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"])
 def test_missing_credentials_are_said_and_not_to_try_again(name, store, key, monkeypatch):
     def fail(*_, **__):
