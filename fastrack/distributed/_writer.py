@@ -86,7 +86,7 @@ class CheckpointWriter(InFolder, StorageWriter):
                 "saving a sealed checkpoint failed: expected the sealed process group, got a process of its own, where "
                 "torch makes a plain one. Use AsyncCheckpointerType.THREAD, and process_group=dist.new_group()"
             )
-        return {**self.__dict__, "_default": None}
+        return {**self.__dict__, "_default": None, "_save_id": new_file_id(), "_is_saved": False}
 
     def _sealing_key(self) -> Key:
         return self._default or sealing_key(self._key)

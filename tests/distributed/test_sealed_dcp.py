@@ -582,6 +582,10 @@ def test_the_id_of_a_save_is_in_its_checkpoint_and_of_no_other(folder):
     ids += [reader.read_metadata().storage_meta.save_id, reader.load_id]
     reader.reset()
     assert len({*ids, reader.load_id}) == 5
+    KEY.save(folder / "owner.key")
+    sent = CheckpointWriter(folder, key=folder / "owner.key")
+    copies = [pickle.loads(pickle.dumps(sent)) for _ in range(2)]  # as torch sends one to a process for each save
+    assert len({each.storage_meta().save_id for each in [sent, *copies]}) == 3
 
 
 def test_a_planner_that_reads_nothing_is_served(folder):
