@@ -227,7 +227,7 @@ class _Text(NamedTuple):
 
 
 def _refusal(path: str, text: str) -> FastrackError:
-    error = FastrackError(f"rehearsing a save failed before the first step: {path}: {text}")
+    error = FastrackError(f"rehearsing a save failed: {path}: {text}")
     error.path = Path(path)
     return error
 

@@ -25,11 +25,13 @@ def _prepare_transformers(module: ModuleType) -> None:
 
             is_done = False  # training begins again where the size of batches is sought
 
-            def on_train_begin(self, *_: Any, **__: Any) -> None:
-                saves = trainer.args.save_strategy != "no" or getattr(trainer.args, "enable_jit_checkpoint", False)
-                if saves and not self.is_done:
+            def on_train_begin(self, args: Any, _: Any, control: Any, **__: Any) -> None:
+                saves = args.save_strategy != "no" or getattr(args, "enable_jit_checkpoint", False)
+                if (saves or control.should_save) and not self.is_done:
                     _rehearse_transformers(trainer)
                     self.is_done = True
+
+            on_step_end = on_epoch_end = on_evaluate = on_train_begin  # where another callback may ask for a first save
 
         callback = RehearsedSave()
         trainer.add_callback(callback)  # the last one
@@ -57,15 +59,13 @@ def _rehearse_transformers(trainer: Any) -> None:
 def _prepare_lightning(module: ModuleType) -> None:
     def on_run_start(loop: Any, *arguments: Any, **options: Any) -> Any:
         result = original(loop, *arguments, **options)
-        if not loop.trainer.fast_dev_run and any(map(_keeps, loop.trainer.checkpoint_callbacks)):
+        keeping = ("save_top_k", "save_last", "save_on_exception")
+        saves = [getattr(each, name, True) for each in loop.trainer.checkpoint_callbacks for name in keeping]
+        if any(saves) and not loop.trainer.fast_dev_run:
             _rehearse_lightning(loop.trainer)
         return result
 
     original = _wrap(module._FitLoop, "on_run_start", on_run_start)
-
-
-def _keeps(callback: Any) -> bool:
-    return any(getattr(callback, name, True) for name in ("save_top_k", "save_last", "save_on_exception"))
 
 
 def _rehearse_lightning(trainer: Any) -> None:

@@ -63,6 +63,6 @@ def require_none(path: Path) -> None:
     """Refuse to make a folder in a trial: its files are read again, and have no content."""
     if current() is not None:
         raise FastrackError(
-            f"rehearsing a save failed before the first step: {path}: expected a save of files, got a new folder. Make "
+            f"rehearsing a save failed: {path}: expected a save of files, got a new folder. Make "
             "it only where fastrack.is_rehearsing() is False"
         )

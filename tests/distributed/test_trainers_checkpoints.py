@@ -243,6 +243,33 @@ def test_a_trainer_that_never_saves_or_saves_elsewhere_is_not_refused(tmp_path, 
     assert list(tmp_path.rglob("checkpoint-*")) == []
 
 
+@pytest.mark.usefixtures("_protected")
+@pytest.mark.parametrize("event", ["on_step_end", "on_epoch_end", "on_evaluate"])
+def test_a_save_that_only_a_callback_asks_for_is_rehearsed_first(event, tmp_path):
+    pytest.importorskip("transformers")
+
+    def ask(_callback, _args, _state, control, **_):
+        control.should_save = True
+
+    def evaluate(_callback, _args, _state, control, **_):
+        control.should_evaluate = True
+
+    for write, saved in ((lambda path: None, True), (write_pickle, False)):
+        callback, folder = Steps(write), tmp_path / str(saved)
+        setattr(type(callback), event, ask)
+        trainer = trainer_runs.hf_trainer(folder, callbacks=[callback], save_strategy="no")
+        if event == "on_evaluate":
+            trainer.eval_dataset, type(callback).on_step_end = trainer.train_dataset, evaluate
+        if saved:
+            trainer.train()
+            for path in folder.glob("checkpoint-*/*.safetensors"):
+                fastrack.verify_file(path, KEY)
+        else:
+            with pytest.raises(fastrack.errors.FastrackError, match=r"best\.pkl"):
+                trainer.train()
+        assert (len(list(folder.glob("checkpoint-*"))) == callback.saved > 0) is saved
+
+
 def fit(folder, saving=(), plugins=(), callbacks=None, more=None, **hparams):
     """Train a module of Lightning for four steps. Return their number."""
     import lightning

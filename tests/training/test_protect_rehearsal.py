@@ -39,7 +39,7 @@ def protected():
 
 def refused(save):
     """Return the file that a rehearsal names as plain."""
-    with pytest.raises(fastrack.errors.FastrackError, match="before the first step") as info:
+    with pytest.raises(fastrack.errors.FastrackError, match="rehearsing a save failed: ") as info:
         fastrack.rehearse_save(save)
     return str(info.value.path)
 
