@@ -131,6 +131,7 @@ def open_sealed(path: Any) -> SealedFile | None:
 
 def find_sealed(source: Any) -> SealedFile | None:
     """Return the sealed file at a path, or where a stream stands. Return None for others."""
+    source = os.fsdecode(source) if isinstance(source, bytes) else source  # which is a path where C++ reads
     return open_sealed(source) if is_path(source) else read_sealed(source)
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import pickle
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from fastrack._protect.archive import Archive
 from fastrack._protect.refusals import refusal, refuse
@@ -132,7 +134,9 @@ def _replace_maps(protection: Protection, torch: Any) -> None:
 
 def _replace_reader(protection: Protection, torch: Any) -> None:
     """Open sealed files where a program opens an archive itself, such as loaders that read a tensor when it is used."""
-    construct = torch._C.PyTorchFileReader.__init__  # and not the class, whose instances C++ tells by their type
+    kind = torch._C.PyTorchFileReader
+    construct = kind.__init__  # and not the class, whose instances C++ tells by their type
+    locks: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
 
     def open_archive(reader: Any, source: Any) -> None:
         sealed = find_sealed(source)
@@ -141,5 +145,17 @@ def _replace_reader(protection: Protection, torch: Any) -> None:
             construct(reader, source if stream is None else stream)
         except RuntimeError as error:
             raise getattr(stream, "error", None) or error from None
+        if stream is not None:
+            locks[reader] = threading.Lock()
 
-    replace(torch._C.PyTorchFileReader, "__init__", open_archive)
+    def in_turn(method: Any) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def called(reader: Any, *args: Any) -> Any:  # or C++ waits for its lock with Python's, for which a read waits
+            with locks.get(reader) or contextlib.nullcontext():
+                return method(reader, *args)
+
+        return called
+
+    replace(kind, "__init__", open_archive)
+    for name in [name for name in vars(kind) if not name.startswith("_")]:
+        replace(kind, name, in_turn(vars(kind)[name]))

@@ -10,10 +10,12 @@ import pickle
 import threading
 import types
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.forking import in_forked_child
 
 import fastrack
 from fastrack._protect import canary, imports, refusals, sealing
@@ -144,7 +146,7 @@ def test_an_archive_that_a_program_opens_itself_is_read_record_by_record(tmp_pat
 
     for open_archive in (torch.PyTorchFileReader, torch._C.PyTorchFileReader, Lazy):
         with path.open("rb") as file:
-            for source in (str(path), file, io.BytesIO(path.read_bytes()), io.BytesIO(plain)):
+            for source in (str(path), bytes(path), path, file, io.BytesIO(path.read_bytes()), io.BytesIO(plain)):
                 require_values(open_archive(source))
     with torch.serialization._open_zipfile_reader(str(path)) as reader:
         require_values(reader)
@@ -152,6 +154,22 @@ def test_an_archive_that_a_program_opens_itself_is_read_record_by_record(tmp_pat
     require_values(torch.PyTorchFileReader(str(tmp_path / "plain.pt")))
     with pytest.raises(RuntimeError, match="No such file"):
         torch.PyTorchFileReader(str(tmp_path / "missing.pt"))
+
+
+def test_threads_read_an_archive_as_they_read_a_plain_one(tmp_path):
+    """torch waits for its own lock with the interpreter's, without which a read in another thread cannot go on."""
+    path = str(tmp_path / "model.pt")
+    torch.save({"x": torch.arange(1 << 18)}, path)
+
+    def read():
+        readers = [torch.PyTorchFileReader(path), Lazy(path)]
+        with ThreadPoolExecutor(8) as threads:
+            for each in readers:
+                records = list(threads.map(each.get_record, ["data/0", ".format_version", "data/0", "version"] * 8))
+                sizes = set(threads.map(each.get_record_size, ["data/0"] * 8))
+        return [*map(len, records)], sizes
+
+    assert in_forked_child(read) == ([1 << 21, 1, 1 << 21, 2] * 8, {1 << 21})
 
 
 def test_an_altered_archive_that_is_read_record_by_record_is_refused_as_such(tmp_path):
@@ -202,8 +220,9 @@ def test_a_sealed_file_is_not_mapped_for_writing(tmp_path):
             write(path, True, 8)
     with pytest.raises(fastrack.FastrackError, match="Map it with shared=False"):
         torch.from_file(path, shared=True, size=8)
-    with pytest.raises(fastrack.FormatError, match="got a sealed file"):
-        torch.from_file(path, size=8)  # which would have ciphertext for values
+    for name in (path, os.fsencode(path)):
+        with pytest.raises(fastrack.FormatError, match="got a sealed file"):
+            torch.from_file(name, size=8)  # which would have ciphertext for values
     values = tmp_path / "values"
     values.write_bytes(NEEDLE)
     assert torch.from_file(str(values), size=4096, dtype=torch.uint8).numpy().tobytes() == NEEDLE.tobytes()
