@@ -335,9 +335,8 @@ class _Decoder:
             case ["torch" | "parameter" as name, bool(gradient)]:
                 place = name, number, gradient, strides
                 if place not in self._leaves:
-                    self._leaves[place] = _make_leaf(
-                        name, self._fetch_formed(number, "torch", strides).detach(), gradient
-                    )
+                    tensor = self._fetch_formed(number, "torch", strides).detach()
+                    self._leaves[place] = _make_leaf(name, tensor, gradient)
                 return self._leaves[place]
         raise _unreadable(kind)
 
