@@ -321,8 +321,10 @@ class _Decoder:
     def _decode_array(self, kind: list[Any], number: int) -> Any:
         strides: _Strides | None = None
         if type(kind[-1]) is list:
-            *kind, last = kind
-            strides = _require_strides(last)
+            *kind, steps = kind
+            if not all(type(step) is int and 0 <= step < 2**63 for step in steps):
+                raise _unreadable(steps)
+            strides = tuple(steps)
         match kind:
             case ["torch" | "numpy" as name]:
                 return self._fetch_formed(number, name, strides)
@@ -352,12 +354,6 @@ class _Decoder:
             except ValueError:
                 raise _unreadable(strides) from None
         return self._formed[place]
-
-
-def _require_strides(strides: list[Any]) -> _Strides:
-    if not all(type(step) is int and 0 <= step < 2**63 for step in strides):
-        raise _unreadable(strides)
-    return tuple(strides)
 
 
 def _make_leaf(kind: str, tensor: Any, gradient: bool) -> Any:
