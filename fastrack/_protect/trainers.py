@@ -63,9 +63,17 @@ def _prepare_lightning(module: ModuleType) -> None:
         saves = [getattr(each, name, True) for each in loop.trainer.checkpoint_callbacks for name in keeping]
         if any(saves) and not loop.trainer.fast_dev_run:
             _rehearse_lightning(loop.trainer)
+        else:
+            loop.trainer.save_checkpoint = functools.partial(_save_rehearsed, loop.trainer)  # which a callback may call
         return result
 
     original = _wrap(module._FitLoop, "on_run_start", on_run_start)
+
+
+def _save_rehearsed(trainer: Any, *arguments: Any, **options: Any) -> None:
+    del trainer.save_checkpoint  # and have that of its class
+    _rehearse_lightning(trainer)
+    trainer.save_checkpoint(*arguments, **options)
 
 
 def _rehearse_lightning(trainer: Any) -> None:

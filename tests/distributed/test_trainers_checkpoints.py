@@ -391,6 +391,26 @@ def test_a_run_of_lightning_that_never_saves_is_not_rehearsed(tmp_path):
 
 
 @pytest.mark.usefixtures("_protected")
+@pytest.mark.parametrize("event", ["on_train_batch_end", "on_train_epoch_end", "on_train_end"])
+def test_a_save_that_only_a_callback_of_lightning_begins_is_rehearsed_first(event, tmp_path):
+    pytest.importorskip("lightning")
+    from lightning.pytorch.callbacks import Callback
+
+    callback = type("Saving", (Callback,), {event: lambda _, trainer, *__: trainer.save_checkpoint(path)})()
+    path, plain = tmp_path / "own.ckpt", tmp_path / "beside.pkl"
+    options = {"callbacks": [callback], "more": {"enable_checkpointing": False}}
+    with pytest.raises(fastrack.errors.FastrackError, match=r"beside\.pkl"):
+        fit(tmp_path, saving=[lambda *_: plain.write_bytes(b"weights")], **options)
+    assert not plain.exists()
+    assert not path.exists()
+    module = fit(tmp_path, **options)
+    assert fit.steps == 4
+    loaded = torch.load(path, weights_only=False)["state_dict"]
+    assert torch.equal(loaded["layer.weight"], module.layer.weight)
+    fastrack.verify_file(path, KEY)
+
+
+@pytest.mark.usefixtures("_protected")
 def test_a_whole_checkpoint_is_loaded_lazily_as_strategies_of_lightning_do(tmp_path):
     pytest.importorskip("lightning")
     from lightning.fabric.utilities.load import _lazy_load, _materialize_tensors
