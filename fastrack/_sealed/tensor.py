@@ -232,7 +232,7 @@ class SealedTensor(Handle):
         Returns
         -------
         bytes
-            The message, after a header of some 400 bytes, and the message of its scales, if it has some. `from_bytes`
+            The message, after a header of some 600 bytes, and the message of its scales, if it has some. `from_bytes`
             and `load_file` read it.
 
         Raises
@@ -247,7 +247,7 @@ class SealedTensor(Handle):
             )
         tensors = [self] if self.scale is None else [self, self.scale]
         fields = encode_fields(context.file, self.key_id, {each.name: entry_of(each.context) for each in tensors})
-        header = encode_header({each.name: ("U8", (each.message_size,)) for each in tensors}, fields)
+        header = encode_header({each.name: ("U8", (each.message_size,)) for each in tensors}, fields, guarded=True)
         return b"".join((header, *(each.message for each in tensors)))
 
     @classmethod

@@ -301,6 +301,7 @@ def test_checkpoints_and_what_says_no_format_are_refused_by_other_readers_too(tm
         seal_file(path, tmp_path / f"{path.name}.sealed.safetensors", KEY)
     save_file({"x": TENSORS["images"], "p": TENSORS["labels"]}, target, KEY, plain=["p"], metadata={"note": "1"})
     fastrack.save_checkpoint(tmp_path / "run.sealed.safetensors", {"step": 1, "w": torch.ones(3)}, KEY)
+    (tmp_path / "one.sealed.safetensors").write_bytes(fastrack.seal(TENSORS["images"], KEY).to_bytes())
     group.mkdir()
     torch.distributed.checkpoint.save({"w": torch.ones(3)}, storage_writer=CheckpointWriter(group, KEY), no_dist=True)
     for path in (target, *tmp_path.glob("*.sealed.safetensors"), *group.glob("*.safetensors")):
