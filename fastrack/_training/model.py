@@ -473,7 +473,7 @@ def _conflicts(steps: Sequence[Step], keys: KeyRing) -> list[str]:
             if number < len(pairs):
                 place.copy_(opened)
             elif is_equal:  # as bytes: 0.0 would equal -0.0, and no NaN another
-                kept, opened = place.flatten(), opened.to(place.dtype).flatten()
+                kept, opened = place.resolve_conj().resolve_neg().flatten(), opened.to(place.dtype).flatten()
                 is_equal = torch.equal(kept.view(torch.uint8), opened.view(torch.uint8))
         if not is_equal:
             problems.append(
@@ -494,7 +494,9 @@ def _places(shared: list[Step]) -> list[Any]:
     places = []
     for step, (address, _) in zip(shared, extents, strict=True):
         local, place = step.local, torch.empty(0, dtype=step.local.dtype, device=device)
-        places.append(place.set_(memory, (address - start) // local.element_size(), local.shape, local.stride()))
+        place.set_(memory, (address - start) // local.element_size(), local.shape, local.stride())
+        place = torch._neg_view(place) if local.is_neg() else place  # noqa: SLF001 - only by `imag` of a conjugate else
+        places.append(place.conj() if local.is_conj() else place)
     return places
 
 

@@ -292,6 +292,21 @@ def test_tensors_that_differ_are_refused_for_one_memory(tmp_path, name, device):
     assert module.head.weight is module.embed.weight
 
 
+@each("view", [torch.conj, lambda memory: memory.conj().imag])
+def test_views_that_negate_parts_of_their_memory_are_compared_by_their_values(tmp_path, view):
+    values = torch.tensor([1 + 2j, -3j, 5])
+    equal = view(values).resolve_conj().resolve_neg().clone()
+    module, memory = nn.Module(), torch.zeros(3, dtype=torch.complex64)
+    module.register_buffer("memory", memory)
+    module.register_buffer("view", view(memory))
+    save_file({"memory": values, "view": -equal}, tmp_path / "x", KEY)
+    with pytest.raises(RuntimeError, match="memory, view: expected equal tensors"):
+        load_model(module, tmp_path / "x", keys=KEY)
+    save_file({"memory": values, "view": equal}, tmp_path / "equal", KEY)
+    load_model(module, tmp_path / "equal", keys=KEY)
+    assert torch.equal(memory, values)
+
+
 @each("device", [None, "meta"])
 def test_equal_is_to_the_last_bit_in_the_dtype_of_the_module(tmp_path, device):
     special = torch.tensor([[float("nan"), -0.0, 2.0, 1e-40]] * 6)
