@@ -33,10 +33,11 @@ _UNFINISHED = re.compile(r"[^+]*\d[._-]?(a|alpha|b|beta|c|dev|pre|preview|rc)", 
 _CALLS = (
     r"(?:Named|Spooled|)TemporaryFile|PyTorchFileWriter|FileIO|GdsFile|_write_file|write_bytes|write_record|writestr"
 )
-_CALLS += r"|tofile|(?:open_)?memmap|mmap|pwritev?|writev"
-_MODE = r"(?:[wax]\+?b\+?|r\+b|rb\+)"
+_CALLS += r"|tofile|(?:open_)?memmap|mmap|pwritev?|writev|savez(?:_compressed)?"
+_FUNCTIONS = r"os\.(?:open|write)|(?:np|numpy)\.save"
+_MODE = r"(?:[wax]\+?b\+?|b[wax]\+?|r\+b|rb\+|br\+)"
 _WRITING = re.compile(
-    rf"\b(?:{_CALLS}|os\.open|os\.write)\(|[\"']{_MODE}[\"']|open\((?:[^()]|\([^()]*\))*mode\b".encode()
+    rf"\b(?:{_CALLS}|{_FUNCTIONS})\(|(?:[\"']{_MODE}|}}b)[\"']|open[(,](?:[^()]|\([^()]*\))*mode\b".encode()
 )
 # What is listed by its name, whatever it calls: fastrack replaces, refuses or relies on these.
 _NAMES = r"_*(?:(?:\w+_)?(?:save|write|dump|persist|offload)(?:_\w+)?|__reduce(?:_ex)?__|export|on_run_start|train)"
@@ -184,11 +185,13 @@ def _in_source(module: str, content: bytes) -> Iterator[str]:
 
 def _is_writing(call: ast.Call) -> bool:
     name = str(getattr(call.func, "attr", getattr(call.func, "id", "")))
-    if re.fullmatch(_CALLS, name) or (name in {"open", "write"} and ast.unparse(call.func) == f"os.{name}"):
+    if re.fullmatch(_CALLS, name) or (
+        name in {"open", "save", "write"} and re.fullmatch(_FUNCTIONS, ast.unparse(call.func))
+    ):
         return True
-    given = [*call.args, *(each.value for each in call.keywords)] if name.endswith("open") else []
-    modes = [str(each.value) if isinstance(each, ast.Constant) else ast.unparse(each) for each in given]
-    return any(re.fullmatch(rf"{_MODE}|.*mode", mode) for mode in modes)
+    opens = name.endswith("open") or name == "partial"
+    given = [ast.unparse(each) for each in (*call.args, *(each.value for each in call.keywords))] if opens else []
+    return any(re.search(rf"[\"']{_MODE}[\"']|mode$|[+{{].*b['\"]$", each) for each in given)
 
 
 def _in_extension(name: str) -> Iterator[str]:

@@ -79,7 +79,13 @@ def test_a_package_that_writes_as_a_tried_one_is_let_through_with_one_warning(pa
 NEW = {
     "open": "def keep(a, path): open(path, 'wb').write(a)",
     "open with a mode of the caller": "def keep(a, path, write_mode): open(path, mode=write_mode).write(a)",
+    "open with a mode that is chosen": "def keep(a, path): open(path, 'wb' if len(a) else 'w').write(a)",
+    "open with a mode that is put together": "def keep(a, path, way): open(path, f'{way}b').write(a)",
+    "open with another order": "def keep(a, path): open(path, 'bw').write(a)",
+    "open with a mode for later": "import functools\nkeep = functools.partial(open, mode='wb')",
     "Path.open": "def keep(a, path): path.open('xb').write(a)",
+    "NumPy's functions": "import numpy as np\ndef keep(a, path): np.save(path, a)",
+    "NumPy's archives": "import numpy\ndef keep(a, path): numpy.savez_compressed(path, a=a)",
     "a file system": "def keep(a, path, fs):\n  with fs.open(path, 'wb') as file: file.write(a)",
     "write_bytes": "def keep(a, path): path.write_bytes(a)",
     "os": "import os\ndef keep(a, path): os.write(os.open(path, os.O_WRONLY), a)",
