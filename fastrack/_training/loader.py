@@ -220,12 +220,15 @@ def _is_quiet(loader: Any) -> bool:
     while parts:
         part = parts.pop()
         kind: Any = part if isinstance(part, FunctionType) else type(part)
+        if not (kind.__module__ in _QUIET or kind in {list, range, tuple}):
+            return False
         # A generator that was given may be the caller's, too. That of torchdata is its own.
         draws = getattr(part, "replacement" if str(kind.__module__).startswith("torchdata.") else "generator", None)
-        if draws or getattr(part, "_opening", None) or not (kind.__module__ in _QUIET or kind in {list, range, tuple}):
+        several = getattr(part, "datasets", ())
+        if draws or getattr(part, "_opening", None) or type(several) not in {list, tuple}:  # an iterator is used up
             return False
         held = [getattr(part, name, None) for name in ("batch_sampler", "sampler", "dataset", "collate_fn")]
-        parts += [each for each in (*held, *getattr(part, "datasets", ())) if each is not None]
+        parts += [each for each in (*held, *several) if each is not None]
     return True
 
 
