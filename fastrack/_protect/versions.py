@@ -189,7 +189,7 @@ def _is_writing(call: ast.Call) -> bool:
         name in {"open", "save", "write"} and re.fullmatch(_FUNCTIONS, ast.unparse(call.func))
     ):
         return True
-    opens = name.endswith("open") or name == "partial"
+    opens = re.fullmatch(r"\w*open|partial|(?:BZ2|Gzip|LZMA)File", name)
     given = [ast.unparse(each) for each in (*call.args, *(each.value for each in call.keywords))] if opens else []
     return any(re.search(rf"[\"']{_MODE}[\"']|mode$|[+{{].*b['\"]$", each) for each in given)
 

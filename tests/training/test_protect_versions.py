@@ -84,6 +84,7 @@ NEW = {
     "open with another order": "def keep(a, path): open(path, 'bw').write(a)",
     "open with a mode for later": "import functools\nkeep = functools.partial(open, mode='wb')",
     "Path.open": "def keep(a, path): path.open('xb').write(a)",
+    "a compressed file": "import gzip\ndef keep(a, path): gzip.GzipFile(path, 'wb').write(a)",
     "NumPy's functions": "import numpy as np\ndef keep(a, path): np.save(path, a)",
     "NumPy's archives": "import numpy\ndef keep(a, path): numpy.savez_compressed(path, a=a)",
     "a file system": "def keep(a, path, fs):\n  with fs.open(path, 'wb') as file: file.write(a)",
