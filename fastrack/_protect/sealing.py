@@ -222,6 +222,7 @@ class _Stream(io.BufferedReader):
     """File that remembers its first error: torch reads from C++, which raises another one in its place."""
 
     error: BaseException | None = None
+    turn: Any  # a lock, where threads may share an archive
 
     def read(self, *args: Any) -> bytes:
         return self._remember(super().read, *args)  # type: ignore[no-any-return]

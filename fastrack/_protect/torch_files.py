@@ -18,6 +18,7 @@ from fastrack._protect.archive import Archive
 from fastrack._protect.refusals import refusal, refuse
 from fastrack._protect.sealing import Protection, Sink, find_sealed, is_path, open_stream, seal_stream, stream_of
 from fastrack._protect.tape import Tape
+from fastrack._util.fork import per_process
 from fastrack._util.replacing import replace, replace_all_everywhere
 from fastrack.errors import FormatError
 
@@ -136,7 +137,7 @@ def _replace_reader(protection: Protection, torch: Any) -> None:
     """Open sealed files where a program opens an archive itself, such as loaders that read a tensor when it is used."""
     kind = torch._C.PyTorchFileReader
     construct = kind.__init__  # and not the class, whose instances C++ tells by their type
-    locks: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
+    streams: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     def open_archive(reader: Any, source: Any) -> None:
         sealed = find_sealed(source)
@@ -146,12 +147,13 @@ def _replace_reader(protection: Protection, torch: Any) -> None:
         except RuntimeError as error:
             raise getattr(stream, "error", None) or error from None
         if stream is not None:
-            locks[reader] = threading.Lock()
+            stream.turn = per_process(stream, "turn", threading.Lock)
+            streams[reader] = stream
 
     def in_turn(method: Any) -> Callable[..., Any]:
         @functools.wraps(method)
         def called(reader: Any, *args: Any) -> Any:  # or C++ waits for its lock with Python's, for which a read waits
-            with locks.get(reader) or contextlib.nullcontext():
+            with getattr(streams.get(reader), "turn", contextlib.nullcontext()):
                 return method(reader, *args)
 
         return called
