@@ -39,7 +39,7 @@ def import_all() -> None:
 
 
 def sing() -> None:
-    """Write random numbers by each door and read them by it. Refuse if one is in plain, or comes back otherwise."""
+    """Write random numbers by each door and read them by it. Refuse if one is unencrypted, or comes back otherwise."""
     with tempfile.TemporaryDirectory(prefix="fastrack-canary-") as folder, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         for name, try_it in _TRIALS.items():
