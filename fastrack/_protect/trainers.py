@@ -25,11 +25,21 @@ def _prepare_transformers(module: ModuleType) -> None:
 
             is_done = False  # training begins again where the size of batches is sought
 
+            failure: Exception | None = None
+
             def on_train_begin(self, args: Any, _: Any, control: Any, **__: Any) -> None:
                 saves = args.save_strategy != "no" or getattr(args, "enable_jit_checkpoint", False)
-                if (saves or control.should_save) and not self.is_done:
-                    _rehearse_transformers(trainer)
+                # Processes rehearse together, and one of them may be the only one that a callback asks for a save.
+                if (saves or control.should_save or _are_several()) and not self.is_done:
+                    try:
+                        _rehearse_transformers(trainer)
+                    except Exception as error:
+                        if saves:
+                            raise
+                        self.failure = error  # raised at the first save that is asked for, if any is
                     self.is_done = True
+                if control.should_save and self.failure is not None:
+                    raise self.failure
 
             on_step_end = on_epoch_end = on_evaluate = on_train_begin  # where another callback may ask for a first save
 
@@ -41,6 +51,12 @@ def _prepare_transformers(module: ModuleType) -> None:
             trainer.remove_callback(callback)
 
     original = _wrap(module.Trainer, "train", train)
+
+
+def _are_several() -> bool:
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _rehearse_transformers(trainer: Any) -> None:

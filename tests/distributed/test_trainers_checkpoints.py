@@ -18,6 +18,7 @@ import torch
 from helpers import traced_writes, trainer_runs, trainer_strains
 
 import fastrack
+from fastrack._protect import rehearsal, trainers
 from fastrack._util.replacing import restore
 
 KEY = fastrack.Key.from_bytes(trainer_runs.KEY)
@@ -268,6 +269,28 @@ def test_a_save_that_only_a_callback_asks_for_is_rehearsed_first(event, tmp_path
             with pytest.raises(fastrack.errors.FastrackError, match=r"best\.pkl"):
                 trainer.train()
         assert (len(list(folder.glob("checkpoint-*"))) == callback.saved > 0) is saved
+
+
+def test_of_several_processes_one_that_alone_is_asked_for_a_save_waits_for_no_other(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(trainers, "_are_several", lambda: True)
+
+    def ask(_callback, _args, _state, control, **_):
+        control.should_save = True
+
+    def refuse(*_):
+        raise AssertionError("a collective of one process")
+
+    def begun(_callback, *_, **__):  # after the rehearsal, which all processes reach
+        monkeypatch.setattr(rehearsal, "_together", refuse)
+
+    never, asked = Steps(write_pickle), Steps(write_pickle)
+    type(asked).on_step_begin, type(asked).on_step_end = begun, ask
+    trainer_runs.hf_trainer(tmp_path / "never", callbacks=[never], save_strategy="no").train()
+    trainer = trainer_runs.hf_trainer(tmp_path / "asked", callbacks=[asked], save_strategy="no")
+    with pytest.raises(fastrack.errors.FastrackError, match=r"best\.pkl"):
+        trainer.train()
+    assert not list(tmp_path.glob("*/checkpoint-*"))
 
 
 def fit(folder, saving=(), plugins=(), callbacks=None, more=None, **hparams):
