@@ -153,6 +153,7 @@ def test_an_answer_has_a_deadline_however_much_comes_meanwhile(start):
 @pytest.mark.slow
 def test_a_process_without_descriptors_waits_and_says_so_in_few_lines(start):
     server = start()
+    exchange(server)  # it listens before its event loop is made, which needs descriptors too
     open_now = count_descriptors(server)
     for limit in (open_now + 1, 4096):
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
