@@ -83,12 +83,13 @@ def test_what_another_thread_raises_ends_a_save(tmp_path):
 def raise_in_saves(path, times):
     """Raise an error in a thread that saves, so many times, and return how often it came."""
     torch.save(STATE, path)
-    ended = []
+    begun, ended = [], []
 
     def save():
         while len(ended) < times:
             try:
                 while True:
+                    begun.append(True)
                     torch.save(STATE, path)
             except EndedError:
                 ended.append(True)
@@ -96,6 +97,9 @@ def raise_in_saves(path, times):
     thread = threading.Thread(target=save)
     thread.start()
     for count in range(times):
+        before = len(begun)
+        while thread.is_alive() and len(begun) == before:  # else the error could come where the last one is caught
+            time.sleep(0.001)
         time.sleep(0.001 * (count % 7))
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(EndedError))
         while thread.is_alive() and len(ended) <= count:
