@@ -500,8 +500,8 @@ def test_every_byte_of_a_quote_counts(layout):
             assert is_refused(verify, data, given), f"byte {index}"
 
 
-@pytest.mark.slow
 @each("part", [field.name for field in fields(TdxCollateral)])
+@pytest.mark.nightly
 def test_every_byte_of_collateral_counts(part):
     parts = foundry.collateral() | {"pck_certificate_chain": PLATFORM.chain}
     step = 9 if part == "pck_certificate_chain" else 1  # it is compared, and as long as all others are together

@@ -351,15 +351,12 @@ def test_an_output_that_ends_or_is_full_or_closed_is_told_at_most_once():
     assert b"/dev/null" in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "status", "word"),
-    [
-        (signal.SIGINT, 130, b"interrupted"),
-        pytest.param(signal.SIGTERM, 143, b"terminated", marks=pytest.mark.nightly),
-    ],
+    [(signal.SIGINT, 130, b"interrupted"), (signal.SIGTERM, 143, b"terminated")],
 )
 @pytest.mark.usefixtures("place")
+@pytest.mark.nightly
 def test_work_on_many_files_that_is_ended_tells_how_to_go_on(tmp_path, number, status, word):
     count, target = 2_000, tmp_path / "out"
     (tmp_path / "many").mkdir()
@@ -386,8 +383,13 @@ def test_work_on_many_files_that_is_ended_tells_how_to_go_on(tmp_path, number, s
     assert {path: path.stat().st_mtime_ns for path in sealed} == sealed
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("line", ["seal -r MANY out", "verify 'MANY/*'", "inspect 'MANY/*'"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param("verify 'MANY/*'", marks=pytest.mark.slow),
+        *(pytest.param(each, marks=pytest.mark.nightly) for each in ("seal -r MANY out", "inspect 'MANY/*'")),
+    ],
+)
 def test_ten_thousand_errors_of_one_kind_are_counted(place, tmp_path, line):
     os.link(place / "empty.npy", tmp_path / "0.npy")
     for index in range(1, 10_000):

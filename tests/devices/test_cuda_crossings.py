@@ -111,7 +111,7 @@ def test_the_link_has_one_place_and_none_after_closing():
         assert not device.driver.holds(secret)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_link_stays_in_its_place_after_failures_and_a_forked_child_has_none(device):
     key = device.channel._device._link._key
     secret = device.driver.space.at(key.state, 32).tobytes()

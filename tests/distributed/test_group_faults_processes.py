@@ -79,9 +79,7 @@ def fsdp():
     return fully_shard(model())
 
 
-@pytest.mark.parametrize(
-    "size",
-    [pytest.param(2, marks=pytest.mark.slow), *(pytest.param(size, marks=pytest.mark.nightly) for size in (3, 4))],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("size", [2, 3, 4])
 def test_every_rank_raises_in_time(size, tmp_path):
     run_ranks((size, check_all, tmp_path), timeout=300)

@@ -111,5 +111,6 @@ def cross_runs(folder):
     dist.destroy_process_group()
 
 
+@pytest.mark.nightly
 def test_groups_of_a_run_and_runs_of_a_key_that_are_wired_crosswise_are_refused(tmp_path):
     run_ranks((4, cross_groups, tmp_path), (4, cross_runs, tmp_path))

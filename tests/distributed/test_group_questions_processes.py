@@ -177,5 +177,6 @@ def check_all(folder):
     check_saves(Path(folder))
 
 
+@pytest.mark.nightly
 def test_saves_broadcasts_and_hooks_end_as_in_a_plain_group_and_threads_with_no_wrong_result(tmp_path):
     run_ranks((2, check_all, tmp_path))

@@ -96,6 +96,7 @@ def reshard(folder, expected, target=""):
         dcp.save(state, storage_writer=CheckpointWriter(target, KEY))
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_is_resharded_from_four_processes_to_two_and_three(tmp_path):
     expected = tmp_path / "expected"
     run_ranks(

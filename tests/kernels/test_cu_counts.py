@@ -29,7 +29,10 @@ def changes(measure, found):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kernel",
-    [pytest.param(each, marks=pytest.mark.nightly if each.endswith("128") else []) for each in counts.COUNTED],
+    [
+        pytest.param(each, marks=[pytest.mark.nightly] * (each == "open_256" or each.endswith("128")))
+        for each in counts.COUNTED
+    ],
 )
 def test_what_interpreted_kernels_do_for_a_chunk_was_agreed_on(compiled, kernel):
     found = counts.interpret(compiled(counts.INTERPRETED)[1], [kernel])

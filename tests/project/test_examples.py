@@ -131,7 +131,10 @@ IMPORTS = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.nightly] * (name in {"images.py", "text.py"})) for name in IMPORTS],
+    [
+        pytest.param(name, marks=[pytest.mark.nightly] * (name in {"dicom.py", "images.py", "text.py"}))
+        for name in IMPORTS
+    ],
 )
 def test_training_on_imported_samples_is_that_on_the_plain_ones_bit_for_bit(tmp_path, name):
     for package in IMPORTS[name]:
@@ -153,6 +156,7 @@ def test_a_server_answers_as_the_plain_model_and_refuses_what_is_not_for_it(tmp_
     assert 'fastrack_requests_total{result="refused"} 7\n' in said
 
 
+@pytest.mark.nightly
 def test_three_holders_train_one_model_and_one_of_them_refuses(tmp_path):
     for package in ("sklearn", "starlette", "uvicorn"):
         pytest.importorskip(package)

@@ -137,7 +137,7 @@ def test_a_document_of_a_stranger_takes_memory_in_proportion(table):
     assert [found for place in table for found in find_large(place, place.some_documents(64 * KIB))] == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_part_of_a_document_takes_memory_in_proportion(table):
     assert [found for place in table for found in find_large(place, place.documents(64 * KIB))] == []
 

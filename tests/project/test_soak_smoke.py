@@ -21,7 +21,7 @@ from soak.worker import KEYS, Violation, Worker, without_folders
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_few_seconds_lose_nothing(tmp_path):
     out = tmp_path / "figures.json"
     command = [sys.executable, "-m", "soak", "--seconds", "3", "--light", "--seed", "5", "--json", str(out)]

@@ -36,6 +36,7 @@ def text(request):
     return compile_ptx(LIBRARIES[version], options)
 
 
+@pytest.mark.nightly
 def test_known_answers_are_right(text):
     assert known.check(PtxGpu(text), sizes=(17, 16385), blocks=(1,), columns=(63,)) == 68
 

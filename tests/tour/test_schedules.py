@@ -91,8 +91,8 @@ def run(seed):
 
 
 @pytest.mark.slow
-def test_no_schedule_of_forty_leaks_a_secret_loses_a_receipt_or_ends_with_another_model():
-    for seed in range(40):
+def test_no_schedule_of_twelve_leaks_a_secret_loses_a_receipt_or_ends_with_another_model():
+    for seed in range(12):
         assert not run(seed), f"schedule {seed}"
 
 

@@ -323,6 +323,7 @@ def test_a_branch_on_a_tag_is_more_than_may_be_found(memcheck, build):
     assert len(found["open_run"]) == VERDICTS["open_run"] + 2
 
 
+@pytest.mark.nightly
 def test_a_planted_branch_and_a_planted_lookup_are_found(memcheck, build):
     memory = {"word": (1).to_bytes(8, "little"), "target": bytes(16)}
     cases = [
