@@ -218,22 +218,29 @@ def open_stream(protection: Protection, file: SealedFile) -> Iterator[_Stream]:
             raise stream.error
 
 
+# Raises what an earlier call left, which torch reads over. It is bound here and called before any name of an object is
+# looked up: where Python has to look through the classes for one, it forgets an error that was left.
+_raise_left = ctypes.pythonapi.PyErr_CheckSignals
+
+
+def _remember(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a method of `_Stream` of a method that reads."""
+
+    def run(stream: _Stream, *args: Any) -> Any:
+        try:
+            _raise_left()
+            return read(stream, *args)
+        except BaseException as error:
+            stream.error = stream.error or error
+            raise
+
+    return run
+
+
 class _Stream(io.BufferedReader):
     """File that remembers its first error: torch reads from C++, which raises another one in its place."""
 
     error: BaseException | None = None
     turn: Any  # a lock, where threads may share an archive
-
-    def read(self, *args: Any) -> bytes:
-        return self._remember(super().read, *args)  # type: ignore[no-any-return]
-
-    def readinto(self, *args: Any) -> int:
-        return self._remember(super().readinto, *args)  # type: ignore[no-any-return]
-
-    def _remember(self, read: Callable[..., Any], *args: Any) -> Any:
-        try:
-            ctypes.pythonapi.PyErr_CheckSignals()  # raises what an earlier call left, which torch reads over
-            return read(*args)
-        except BaseException as error:
-            self.error = self.error or error
-            raise
+    read = _remember(io.BufferedReader.read)
+    readinto = _remember(io.BufferedReader.readinto)

@@ -1,6 +1,7 @@
 """Ctrl-C, handlers of signals and other threads end a protected save by their exception, and not the process."""
 
 import ctypes
+import io
 import signal
 import sys
 import threading
@@ -13,7 +14,7 @@ from helpers.interrupted_saves import interrupt
 import fastrack
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.vector import VectorSchedule
-from fastrack._protect.sealing import _Stream
+from fastrack._protect.sealing import _remember, _Stream
 from fastrack._sealed.storage import MappedFile
 from fastrack._tensors.mapped_file import map_file
 from fastrack._util.replacing import restore
@@ -112,18 +113,18 @@ def raise_in_saves(path, times):
 def test_an_interrupt_in_a_read_ends_a_load(tmp_path, monkeypatch):
     path, calls = tmp_path / "checkpoint", []
     torch.save(STATE, path)
-    read = _Stream._remember
 
-    def interrupted(self, *args):
-        def ends(*given):
+    def interrupted(read):
+        def run(*args):
             calls.append(True)
             if len(calls) == place:
                 raise KeyboardInterrupt
-            return args[0](*given)
+            return read(*args)
 
-        return read(self, ends, *args[1:])
+        return _remember(run)
 
-    monkeypatch.setattr(_Stream, "_remember", interrupted)
+    for name in ("read", "readinto"):
+        monkeypatch.setattr(_Stream, name, interrupted(getattr(io.BufferedReader, name)))
     place = 0
     torch.load(path)
     for place in range(1, len(calls) + 1, 5):  # noqa: B007 - read above
@@ -132,20 +133,25 @@ def test_an_interrupt_in_a_read_ends_a_load(tmp_path, monkeypatch):
             torch.load(path)
 
 
-# Of `readinto` one in some ten runs beside other work did not raise, for a reason that is not known yet.
-@pytest.mark.parametrize("name", ["read", pytest.param("readinto", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("name", ["read", "readinto"])
 @pytest.mark.parametrize("is_before", [True, False])
 def test_an_interrupt_at_the_edge_of_a_read_ends_a_load(tmp_path, monkeypatch, name, is_before):
     path, calls, method = tmp_path / "checkpoint", [], getattr(_Stream, name)
     torch.save(STATE, path)
 
+    def interrupt():
+        # Python keeps where it found a name in a table, in which another name may take its place at any time. While an
+        # error is left by C++, it is lost where a name is looked up that is not in the table.
+        (sys._clear_internal_caches if sys.version_info >= (3, 13) else sys._clear_type_cache)()
+        raise KeyboardInterrupt
+
     def interrupted(self, *args):
         calls.append(True)
         if is_before and len(calls) == place:
-            raise KeyboardInterrupt
+            interrupt()
         result = method(self, *args)
         if len(calls) == place:
-            raise KeyboardInterrupt
+            interrupt()
         return result
 
     monkeypatch.setattr(_Stream, name, interrupted)
