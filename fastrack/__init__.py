@@ -95,6 +95,7 @@ _registry.KEY_SOURCES |= {
     ".grants": "_keys.grants:open_with_environment",
     "pkcs11": "providers._pkcs11:Pkcs11",
     "tpm": "providers._tpm:Tpm",
+    "passphrase": "providers._passphrase:Passphrase",
     "vault-transit": "providers._vault:VaultTransit",
     "aws-kms": "providers._aws:AwsKms",
     "gcp-kms": "providers._gcp:GcpKms",

@@ -13,7 +13,7 @@ worker process may raise them.
 # ├── SignatureError           a signed document that was altered, or that no trusted key signed
 # ├── GrantError               a grant that has expired, or is not for this recipient or file
 # ├── AttestationError         evidence of a confidential machine that does not prove what it should
-# ├── ProviderError            a token, TPM or vault that is absent, or does not unwrap a key
+# ├── ProviderError            a token, TPM, vault or passphrase that is absent, or does not unwrap a key
 # ├── DeviceError              the device is absent, busy or incapable of an operation
 # └── ClosedError              used after it was closed or wiped
 

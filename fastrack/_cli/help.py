@@ -21,7 +21,8 @@ Name a key by its source, with --key or in FASTRACK_KEY_FILE; never by the key i
   fd:N  a file descriptor
   SCHEME:REST  an installed key provider, such as pkcs11:
 
-`fastrack keygen owner.key` makes one. Keep a copy: without it, what it seals cannot be opened.
+`fastrack keygen owner.key` makes one; with --passphrase, owner.key.wrapped. Keep a copy: without it, what it seals \
+cannot be opened.
 `fastrack key *` shows which keys are here, `fastrack inspect` which key a sealed file needs.""",
     "files": f"""\
 {RULE}
@@ -58,7 +59,7 @@ Variables that fastrack reads:
   FASTRACK_KEY_MODE  a mode that key files may have, such as 0440, where a platform mounts them so
   FASTRACK_IDENTITY  the secret file of a recipient, for .grants files
   FASTRACK_OWNER  the owner's public file, for .grants files
-  FASTRACK_PASSPHRASE_FILE  a private file with the passphrase of a grant
+  FASTRACK_PASSPHRASE_FILE  a private file with the passphrase of a key, or a new one
   FASTRACK_ENGINE  the host engine, if not the fastest of this machine
   FASTRACK_CACHE_DIR  where blocks of remote files are kept, still sealed
   FASTRACK_CACHE_SIZE  the bound of these, such as 100G

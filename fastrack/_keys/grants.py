@@ -377,6 +377,7 @@ class Grants:
         if entry is None:
             recipient = "a passphrase" if identity is None else repr(identity.recipient)
             raise GrantError(f"key {self.key_id} was not granted to {recipient}; ask the owner to add it")
+        secret: bytes | bytearray
         if identity is not None:
             secret = identity.decrypt(entry.ciphertext, self._info())
         else:

@@ -256,7 +256,8 @@ class _Providers:
                 reason = error
                 continue
             except Exception as error:
-                error.add_note(f"the key provider {name} was asked for key {key_id}")
+                if not getattr(error, "is_refusal", False):  # which names whom it asked
+                    error.add_note(f"the key provider {name} was asked for key {key_id}")
                 raise
             if key is not None:
                 return _checked(key, key_id, name)

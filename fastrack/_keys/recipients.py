@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.hpke import (
 from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from fastrack._crypto.secret_bytes import SecretBytes
 from fastrack._keys.key_files import PublicKey, SecretKey
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError, GrantError
@@ -35,6 +36,7 @@ _MLKEM_SEED = 64  # bytes; FIPS 203, d || z
 _MLKEM_PUBLIC = 1184
 _X25519 = 32
 _P384 = 48
+_TAG = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +220,8 @@ class PassphraseParameters:
     lanes: int = 4
     memory: int = 64 * 1024  # KiB
 
-    def check(self) -> None:
-        """Refuse parameters that are weaker than the defaults, or too expensive for a machine.
+    def check(self, most: int = 16 << 20) -> None:
+        """Refuse parameters that are weaker than the defaults, or with more than `most` KiB times iterations.
 
         Raise FormatError if a parameter is out of bounds.
         """
@@ -229,14 +231,13 @@ class PassphraseParameters:
             and 3 <= self.iterations <= 16
             and 1 <= self.lanes <= 16
             and 64 * 1024 <= self.memory <= 1024 * 1024
+            and self.iterations * self.memory <= most
         ):
-            raise FormatError(
-                "reading a passphrase grant failed: expected parameters of Argon2id within bounds, got others"
-            )
+            raise FormatError("expected parameters of Argon2id within bounds, got others")
 
 
 def encrypt_to_passphrase(
-    secret: bytes | memoryview, passphrase: str, info: bytes
+    secret: bytes | memoryview, passphrase: str | bytes, info: bytes
 ) -> tuple[PassphraseParameters, bytes]:
     """Return fresh parameters, and a secret encrypted under the key that Argon2id derives from a passphrase.
 
@@ -247,25 +248,30 @@ def encrypt_to_passphrase(
     return parameters, _passphrase_cipher(passphrase, parameters).encrypt(bytes(12), bytes(secret), info)
 
 
-def decrypt_with_passphrase(ciphertext: bytes, passphrase: str, parameters: PassphraseParameters, info: bytes) -> bytes:
+def decrypt_with_passphrase(
+    ciphertext: bytes, passphrase: str | bytes, parameters: PassphraseParameters, info: bytes
+) -> SecretBytes:
     """Return the secret in a ciphertext of `encrypt_to_passphrase`.
 
     Raise FormatError if the parameters are out of bounds. Raise GrantError if the passphrase is wrong, or the
     ciphertext, parameters or `info` were altered.
     """
     parameters.check()
+    secret = SecretBytes(max(0, len(ciphertext) - _TAG))
     try:
-        return _passphrase_cipher(passphrase, parameters).decrypt(bytes(12), ciphertext, info)
+        _passphrase_cipher(passphrase, parameters).decrypt_into(bytes(12), ciphertext, info, secret)
     except InvalidTag:
         raise GrantError("opening a grant failed: expected its passphrase, got another one; try again") from None
+    return secret
 
 
-def _passphrase_cipher(passphrase: str, parameters: PassphraseParameters) -> AESGCM:
-    key = Argon2id(
+def _passphrase_cipher(passphrase: str | bytes, parameters: PassphraseParameters) -> AESGCM:
+    key = SecretBytes(32)
+    Argon2id(
         salt=parameters.salt,
-        length=32,
+        length=len(key),
         iterations=parameters.iterations,
         lanes=parameters.lanes,
         memory_cost=parameters.memory,
-    ).derive(passphrase.encode())
+    ).derive_into(passphrase.encode(errors="surrogatepass") if isinstance(passphrase, str) else passphrase, key)
     return AESGCM(key)

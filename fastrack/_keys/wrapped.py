@@ -43,7 +43,8 @@ class WrappedKey:
     Parameters
     ----------
     provider : str
-        The kind of wrapper that decrypts: "pkcs11", "tpm", "vault-transit", "aws-kms", "gcp-kms" or "azure-keyvault".
+        The kind of wrapper that decrypts: "passphrase", "pkcs11", "tpm", "vault-transit", "aws-kms", "gcp-kms" or
+        "azure-keyvault".
     algorithm : str
         The algorithm that encrypts the key.
     key_id : str
@@ -155,7 +156,8 @@ class WrappedKey:
 
         Raise OSError if the file exists or cannot be written.
         """
-        with new_file(Path(path), mode=0o644, overwrite=False) as file:
+        mode = 0o600 if self.provider == "passphrase" else 0o644  # a passphrase can be guessed by who has the file
+        with new_file(Path(path), mode=mode, overwrite=False) as file:
             file.write(self.to_bytes())
 
     def unwrap(self, wrapper: KeyWrapper | None = None) -> Key:
@@ -192,7 +194,7 @@ class WrappedKey:
 
 
 class KeyWrapper(ABC):
-    """The base class of `Pkcs11`, `Tpm`, `VaultTransit`, `AwsKms`, `GcpKms` and `AzureKeyVault`."""
+    """The base class of `Passphrase`, `Pkcs11`, `Tpm`, `VaultTransit`, `AwsKms`, `GcpKms` and `AzureKeyVault`."""
 
     provider: ClassVar[str]
     """The name of the provider in wrapped key files, which is also the scheme of its URIs."""

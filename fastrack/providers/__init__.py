@@ -1,7 +1,7 @@
-"""Keys wrapped by tokens, TPMs and vaults.
+"""Keys wrapped by tokens, TPMs, vaults and passphrases.
 
 A wrapped key file holds an encrypted key. The key that decrypts it never leaves a PKCS#11 token, a TPM 2.0 or a vault.
-The file is no secret, and can be used in place of a key file.
+The file is no secret, but with a passphrase, which can be guessed, and can be used in place of a key file.
 
 Examples
 --------
@@ -19,6 +19,7 @@ from fastrack._keys.wrapped import KeyWrapper, WrappedKey, open_wrapper
 from fastrack.providers._aws import AwsKms
 from fastrack.providers._azure import AzureKeyVault
 from fastrack.providers._gcp import GcpKms
+from fastrack.providers._passphrase import Passphrase
 from fastrack.providers._pkcs11 import Pkcs11
 from fastrack.providers._tpm import Tpm
 from fastrack.providers._vault import VaultTransit
@@ -28,6 +29,7 @@ __all__ = [
     "AzureKeyVault",
     "GcpKms",
     "KeyWrapper",
+    "Passphrase",
     "Pkcs11",
     "Tpm",
     "VaultTransit",

@@ -160,10 +160,11 @@ def test_a_passphrase_comes_from_a_private_file(cli, folder, monkeypatch):
     cli("grant owner.key --passphrase --sign owner.signer")
     grants = Grants.load("owner.key.grants", owner=Verifier.load("owner.signer.pub"))
     assert grants.unlock(passphrase="correct horse battery staple").first == fastrack.Key.load("owner.key")
+    (folder / "pass").write_bytes("correct horse battery staple".encode("utf-16"))
+    again = "grant owner.key.grants --passphrase --key owner.key --sign owner.signer"
+    assert "expected a passphrase in UTF-8" in cli.error(again)
     (folder / "pass").write_text("short\n")
-    assert "12 characters" in cli.error(
-        "grant owner.key.grants --passphrase --key owner.key --sign owner.signer", status=2
-    )
+    assert "12 characters" in cli.error(again, status=2)
 
 
 def test_a_passphrase_is_not_asked_for_without_a_terminal(folder):
@@ -198,7 +199,7 @@ def test_limits_of_grants_that_exist_are_refused_and_not_passed_over(cli, folder
 def test_a_passphrase_is_typed_twice(cli, monkeypatch):
     text = "correct horse battery staple"
     typed = iter([text, text.upper(), text, text])
-    monkeypatch.setattr("getpass.getpass", lambda _: next(typed))
+    monkeypatch.setattr("fastrack.providers._passphrase.ask", lambda _: next(typed))
     line = "grant owner.key --passphrase --sign owner.signer"
     assert "twice" in cli.error(line, status=2)
     cli(line)

@@ -44,7 +44,7 @@ NOT_RUN = {
     "docs/dev/releasing.md": {"takes a release": 2},
     "docs/dev/testing.md": {"takes minutes": 4},
     "docs/gpu.md": {"installs packages": 1, "takes a GPU": 7, "takes results of a GPU": 1, "asks the package index": 1},
-    "docs/keys.md": {"takes a vault": 2},
+    "docs/keys.md": {"needs a terminal": 1, "takes a vault": 2},
     "docs/models.md": {"takes transformers": 2, "takes diffusers": 1, "takes compressed-tensors": 2},
     "docs/offload.md": {"takes accelerate": 1, "takes transformers": 1},
     "docs/plan.md": {"takes minutes": 1, "takes a profile": 2},

@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -319,44 +318,10 @@ def load_signer(path: Path | None) -> "Signer":
 
 
 def _ask_passphrase() -> str:
-    """Return a passphrase from the terminal, asked for twice, or the first line of FASTRACK_PASSPHRASE_FILE."""
-    path = os.environ.get("FASTRACK_PASSPHRASE_FILE")
-    if path:
-        from fastrack._keys.keys import read_private
+    from fastrack.providers._passphrase import new_passphrase
 
-        if not os.path.lexists(path):
-            raise FormatError(
-                "reading the passphrase failed: expected FASTRACK_PASSPHRASE_FILE to name a file, got a text that "
-                "names none, which is not repeated here. Write the passphrase into a file of mode 0600"
-            )
-        with read_private(path, 1024) as content:
-            passphrase = content.decode().splitlines()[0] if content else ""
-    else:
-        passphrase = _read_twice()
-    if len(passphrase) < 12:
-        reason = f"expected a passphrase of 12 characters or more, got {len(passphrase)}"
-        raise typer.BadParameter(reason, param_hint="--passphrase")
-    return passphrase
-
-
-def _read_twice() -> str:
-    """Read a passphrase twice from the terminal of the process, even if standard input is redirected."""
-    from getpass import GetPassWarning, getpass
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", GetPassWarning)  # without a terminal, the passphrase would be echoed
-            passphrase = getpass("Passphrase: ")
-            repeated = getpass("The same again: ")
-    except (GetPassWarning, EOFError):
-        raise typer.BadParameter(
-            "expected a terminal to ask for the passphrase on, got none. Write it into a file of mode 0600, and name "
-            "that in FASTRACK_PASSPHRASE_FILE",
-            param_hint="--passphrase",
-        ) from None
-    if passphrase != repeated:
-        raise typer.BadParameter("expected the same passphrase twice, got two", param_hint="--passphrase")
-    return passphrase
+    with refuse_values("--passphrase"):
+        return new_passphrase()
 
 
 def _parse_end(text: str) -> datetime:

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fastrack._cli.console import clean, new_table, print_json, print_lines
-from fastrack._cli.errors import error_document, name_source, show_errors
+from fastrack._cli.console import clean, new_table, note, print_json, print_lines
+from fastrack._cli.errors import error_document, name_source, refuse_values, show_errors
 from fastrack._cli.files import open_ring
 from fastrack._cli.options import Json, Silent
 from fastrack.errors import FastrackError, FormatError
@@ -24,10 +24,19 @@ def key(
         ),
     ],
     *,
+    passphrase: Annotated[
+        bool | None,
+        typer.Option(
+            "--passphrase/--no-passphrase",
+            help="Write the key of one file under a new passphrase, into KEY.wrapped; or without, into KEY.",
+        ),
+    ] = None,
     quiet: Silent = False,
     as_json: Json = False,
 ) -> None:
     """Show the id, the kind and the size of keys, and nothing secret."""
+    if passphrase is not None:
+        sources = [_change(sources, is_wanted=passphrase, as_json=as_json)]
     entries: list[dict[str, Any]] = []
     failed: list[tuple[str, Exception]] = []
     for argument in sources:
@@ -120,6 +129,37 @@ def _kind_of(path: Path) -> str | None:
     with open_regular(path) as file:
         beginning = file.read(_BEGINNING + 3).removeprefix(b"\xef\xbb\xbf")[:_BEGINNING]  # its reader tells of the mark
     return {b"fastrack-public": "public", b"# fastrack secr": "secret"}.get(beginning)
+
+
+def _change(sources: list[str], *, is_wanted: bool, as_json: bool) -> str:
+    """Write a key under a new passphrase, in the place of the old one or into KEY.wrapped; or without, into KEY."""
+    from fastrack._keys.keys import Key
+    from fastrack._util.atomic import new_file
+    from fastrack.providers import Passphrase, WrappedKey
+    from fastrack.providers._passphrase import new_passphrase
+
+    path = Path(sources[0])
+    old = WrappedKey.load(path) if path.suffix == ".wrapped" else None
+    if len(sources) > 1 or not (is_wanted if old is None else old.provider == Passphrase.provider):
+        reason = "expected one key file, and to change or to take away a passphrase one that has it, got others"
+        raise typer.BadParameter(reason, param_hint="--passphrase")
+    key = Key.load(path) if old is None else old.unwrap()
+    if not is_wanted:
+        key.save(target := path.with_suffix(""))
+    else:
+        with refuse_values("--passphrase"):
+            wrapper = Passphrase(new_passphrase(is_change=old is not None))
+        new = wrapper.wrap(key)
+        wrapper.unwrap(new).wipe()  # a key that does not unwrap is not saved
+        target = path if old is not None else path.with_name(f"{path.name}.wrapped")
+        expected = b"" if old is None else old.to_bytes()
+        with new_file(
+            target, mode=0o600, overwrite=old is not None, succeeds=lambda content: content == expected
+        ) as file:
+            file.write(new.to_bytes())
+    if target != path and not as_json:
+        note(f"{path} is left as it is: remove it once {target} opens")
+    return str(target)
 
 
 def _describe_pair(path: Path, kind: str) -> tuple[str, str, None]:

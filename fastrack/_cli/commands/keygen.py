@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fastrack._cli.console import clean, tell
+from fastrack._cli.errors import refuse_values
 from fastrack._cli.files import KEPT, check_directory, check_new
 from fastrack._cli.options import Algorithm, Bits, Json, Silent
+from fastrack._cli.run import refuse_options
 
 if TYPE_CHECKING:
     from fastrack.providers import KeyWrapper
@@ -38,6 +40,9 @@ def keygen(
             "aws-kms:KEY, gcp-kms:KEY or azure-keyvault:URL. PATH ends in .wrapped, and is no secret.",
         ),
     ] = None,
+    passphrase: Annotated[
+        bool, typer.Option("--passphrase", help="Encrypt the key under a passphrase, asked for twice. The same PATH.")
+    ] = False,
     name: Annotated[str | None, typer.Option(help="The name in PATH.pub. If absent, the name of PATH.")] = None,
     quiet: Silent = False,
     as_json: Json = False,
@@ -46,6 +51,9 @@ def keygen(
     from fastrack._keys.keys import Key
 
     check_directory(path)
+    if passphrase:
+        refuse_options({"--wrap": wrap}, "expected none beside --passphrase")
+        wrap = "passphrase:"
     if identity or signer:
         if wrap is not None:
             raise typer.BadParameter("expected --wrap for a key alone, got a key pair too; a pair cannot be wrapped")
@@ -60,7 +68,8 @@ def keygen(
         if wrapper is None:
             key.save(path)
         else:
-            wrapped = wrapper.wrap(key)
+            with refuse_values("--passphrase"):
+                wrapped = wrapper.wrap(key)
             wrapper.unwrap(wrapped).wipe()  # a key that does not unwrap is not saved
             wrapped.save(path)
     finally:
@@ -84,7 +93,7 @@ def _open_wrapper(path: Path, uri: str) -> "KeyWrapper":
     from fastrack.providers import open_wrapper
 
     if path.suffix != ".wrapped":
-        raise typer.BadParameter("expected a path that ends in .wrapped, the suffix of such files, got another")
+        raise typer.BadParameter(f"expected a path with the suffix .wrapped, such as {path.name}.wrapped, got another")
     check_new(path, "exists and was left as it was. Choose another name")
     try:
         return open_wrapper(uri)
