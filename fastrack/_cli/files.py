@@ -50,7 +50,8 @@ def check_target(path: Path, *, force: bool, many: bool = False) -> None:
     """
     if isinstance(as_location(path), Url):
         return
-    check_directory(path)
+    if not many:  # whose folders are made
+        check_directory(path)
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file, so it is not replaced; choose another name", str(path))
     if os.path.lexists(path):

@@ -14,6 +14,9 @@ JsonLines = Annotated[
     bool, typer.Option("--json", help="Print one JSON document, also on failure; of several files, one on each line.")
 ]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace a target that exists.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check what is checked before the first write, say what would be, and end.")
+]
 Out = Annotated[
     Path | None,
     typer.Option("--out", "-o", metavar="TARGET", help="The target, in place of the last path; - is standard output."),

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 from rich.table import Table
 
-from fastrack._cli.console import clean, pluralize, print_lines, progress_bar, speed, taken_back
+from fastrack._cli.console import clean, format_rate, pluralize, print_lines, progress_bar, speed, taken_back
 from fastrack._cli.errors import Terminated, error_document, message_of, name_source, show_errors
 from fastrack._cli.files import as_location, check_directory, is_sealed_folder, is_stream, load_engine
 from fastrack._util.key_text import refuse_key_text
 from fastrack._util.locations import Url
 from fastrack._util.shown import format_size
+from fastrack._util.trial import foreseeing
 from fastrack.errors import FastrackError
 
 if TYPE_CHECKING:
@@ -106,15 +107,20 @@ class Report:
 class Meter:
     """The progress of a job and the time that it takes. Many jobs share one progress bar."""
 
-    def __init__(self, verb: Verb, advance: Callable[..., None] | None = None) -> None:
+    def __init__(self, verb: Verb, advance: Callable[..., None] | None = None, *, is_dry: bool = False) -> None:
         self._verb = verb
         self._advance = advance
+        self.is_dry = is_dry
         self.seconds = 0.0
         self.nbytes = 0
+        self.stored = 0  # bytes of the file that a dry run would make
 
     @contextlib.contextmanager
     def run(self, total: int) -> Iterator[Callable[..., None]]:
-        """Take the time of the block, and yield a function to call with each number of bytes done."""
+        """Take the time of the block, and yield a function to call with each number of bytes done.
+
+        In a dry run the block ends where it would make a file.
+        """
         shared = self._advance
         load_engine(self._verb)  # outside the time of the report
         with progress_bar(self._verb, total) if shared is None else contextlib.nullcontext(shared) as advance:
@@ -124,12 +130,23 @@ class Meter:
                 advance(nbytes)
 
             start = time.perf_counter()
-            yield count
+            if self.is_dry:
+                with foreseeing() as sizes:
+                    yield count
+                self.stored = sum(sizes)
+            else:
+                yield count
             self.seconds = time.perf_counter() - start
 
-    def describe(self, nbytes: int) -> dict[str, float]:
+    def describe(self, nbytes: int) -> dict[str, float | bool]:
         """Return the time and the rate for `nbytes` bytes, as members of a document."""
+        if self.is_dry:
+            return {"dry_run": True}
         return {"seconds": self.seconds, "gbps": speed(nbytes, self.seconds)}
+
+    def rate(self, nbytes: int) -> str:
+        """Return the end of a line: the time and the rate for `nbytes` bytes."""
+        return "; nothing was written" if self.is_dry else f"; {format_rate(nbytes, self.seconds)}"
 
 
 Work = Callable[[Job, Meter], Report | None]  # None if standard output has the result itself
@@ -200,21 +217,24 @@ def run(
     as_json: bool,
     quiet: bool = False,
     member: str = "source",
-    in_full: bool = False,
+    in_full: bool | None = None,
     summary: Summary = lambda _: "",
     target: Path | None = None,
+    is_dry: bool = False,
 ) -> None:
     """Work on each job, print the reports, and exit with status 1 if there are errors.
 
     An error of a single job fails the command. With many jobs it belongs to its file, which `member` of its document
-    names; the others go on, unless credentials were refused, and a `summary` follows. With `in_full`, many jobs print
-    full reports. With the folder `target` of many jobs, an interruption says how to go on.
+    names; the others go on, unless credentials were refused, and a `summary` follows. Full reports of many jobs
+    are printed `in_full`, by default of one, and in a dry run. With the folder `target` of many jobs, an interruption
+    says how to go on.
     """
     reports, plaintext, later = list[Report](), list[Path](), list[str]()
+    in_full = is_dry or (len(jobs.jobs) == 1 if in_full is None else in_full)
 
     def take(report: Report) -> None:
         reports.append(report)
-        plaintext.extend(report.plaintext)
+        plaintext.extend(() if is_dry else report.plaintext)  # what is there is not of this run
         if as_json:
             sys.stdout.write(json.dumps(report.as_dict(), indent=None if jobs.many else 2) + "\n")
         elif quiet or (jobs.many and not in_full):
@@ -226,28 +246,30 @@ def run(
     with taken_back(plaintext):
         try:
             if jobs.many:
-                with _counted(jobs, reports, verb, target):
-                    _work_on_each(jobs, work, verb, member, take)
-            elif (report := work(jobs.jobs[0], Meter(verb))) is not None:
+                with contextlib.nullcontext() if is_dry else _counted(jobs, reports, verb, target):
+                    _work_on_each(jobs, work, verb, member, take, is_dry=is_dry)
+            elif (report := work(jobs.jobs[0], Meter(verb, is_dry=is_dry))) is not None:
                 take(report)
         finally:
             if as_json:
                 sys.stdout.flush()  # finished jobs are reported, even after an error
             elif jobs.many or quiet:
                 show_errors(_fold(reports, member if jobs.many else None))
-        print_lines(later)
+        print_lines([*later, *(["Nothing was written."] if is_dry and jobs.many and not as_json else [])])
         if jobs.many and not as_json and not quiet and not (in_full and len(jobs.jobs) == 1):
             print_lines(_close(jobs, reports, summary, time.perf_counter() - start))
     if any(report.errors for report in reports):
         raise typer.Exit(1)
 
 
-def _work_on_each(jobs: Jobs, work: Work, verb: Verb, member: str, take: Callable[[Report], None]) -> None:
+def _work_on_each(
+    jobs: Jobs, work: Work, verb: Verb, member: str, take: Callable[[Report], None], *, is_dry: bool
+) -> None:
     load_engine(verb)  # here, so that it fails once for the command, not for each file
     sizes = [_size_of(job.source) for job in jobs.jobs]
     with progress_bar(verb, sum(sizes), files=len(sizes)) as progress:
         for job, size in zip(jobs.jobs, sizes, strict=True):
-            meter = Meter(verb, progress)
+            meter = Meter(verb, progress, is_dry=is_dry)
             try:
                 if job.source.is_dir() and not (job.is_sealed_folder or (verb != "sealing" and job.is_data_set)):
                     raise IsADirectoryError(A_FOLDER)

@@ -26,6 +26,12 @@ def require_one_stream(*paths: object) -> None:
         raise typer.BadParameter("expected standard input once, got it as a key too. Put the key into a file")
 
 
+def require_files(*paths: object, is_dry: bool) -> None:
+    """Refuse a dry run with a stream, which can be read once and is written as it is read."""
+    if is_dry and any(map(is_stream, paths)):
+        raise typer.BadParameter("expected files, got standard input or output", param_hint="--dry-run")
+
+
 def standard_output() -> IO[bytes]:
     """Return standard output for bytes, or refuse it if it is a terminal."""
     if sys.stdout.isatty():

@@ -15,6 +15,7 @@ from fastrack._remote.objects import error_code
 from fastrack._remote.retries import TransientError
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.locations import Url, require_bare
+from fastrack._util.trial import end_dry_run
 
 _PART = 16 << 20  # bytes, at least
 _PARTS = 9000  # of an object; stores allow 10,000
@@ -31,6 +32,7 @@ def new_object(url: Url, size: int, *, overwrite: bool = True) -> Iterator[Binar
     store, path = _find_writable(url)
     if not overwrite and _call(url, store, "exists", path):
         raise FileExistsError(errno.EEXIST, "exists and was left as it was; choose another name", str(url))
+    end_dry_run(size)
     # A small object of S3 is one request, which is the only one that is conditional in many other servers of S3.
     options = {"autocommit": url.scheme in S3 and size < _PART, "block_size": max(_PART, -(-size // _PARTS))}
     out = _call(url, store, "open", path, "wb" if overwrite else _new_mode(store), **options)

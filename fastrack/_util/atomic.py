@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from fastrack._util.key_text import refuse_key_text
 from fastrack._util.locations import require_local
 from fastrack._util.regular_file import open_regular
-from fastrack._util.trial import require_none
+from fastrack._util.trial import end_dry_run, require_none
 from fastrack.errors import ClosedError
 
 _DESCRIPTORS = "/proc/self/fd"
@@ -81,6 +81,7 @@ def new_file(
     path = _resolve(path, overwrite=overwrite)
     kept = _mode_to_keep(path)
     require_replaceable(path, succeeds)
+    end_dry_run(size)
     is_named = False
     try:
         with _errors_of(path):
@@ -163,6 +164,7 @@ def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
     path = path.parent.resolve() / path.name
     if os.path.lexists(path):
         raise _exists(path)
+    end_dry_run()
     name = _temporary_name(path.parent).name
     with contextlib.ExitStack() as stack:
         with _errors_of(path):
@@ -226,6 +228,8 @@ def _rename_folder(name: str, parent: int, held: os.stat_result, path: Path) -> 
 def made_parents(path: Path) -> Iterator[None]:
     """Make the missing folders above a path. If the block fails, remove the new folders that are empty."""
     missing = [parent for parent in (path.parent, *path.parent.parents) if not parent.exists()]
+    if missing:
+        end_dry_run()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield

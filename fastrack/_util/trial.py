@@ -1,4 +1,7 @@
-"""Tried saves: what is sealed in one has no content, and goes nowhere if it is for a place outside of its folder."""
+"""Tried saves: what is sealed in one has no content, and goes nowhere if it is for a place outside of its folder.
+
+Dry runs: they end where a file or folder would be made.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from fastrack.errors import FastrackError
+
+_is_dry: ContextVar[bool] = ContextVar("fastrack_dry", default=False)
 
 
 class Trial:
@@ -66,3 +71,26 @@ def require_none(path: Path) -> None:
             f"rehearsing a save failed: {path}: expected a save of files, got a new folder. Make "
             "it only where fastrack.is_rehearsing() is False"
         )
+
+
+class _Foreseen(Exception):  # noqa: N818 - no error
+    """The end of a dry run, with the size of the file that would be made next."""
+
+
+@contextlib.contextmanager
+def foreseeing() -> Iterator[list[int]]:
+    """Leave the block where it would make its first file, folder or object, and add the size to the yielded list."""
+    token = _is_dry.set(True)
+    sizes = list[int]()
+    try:
+        yield sizes
+    except _Foreseen as end:
+        sizes += end.args
+    finally:
+        _is_dry.reset(token)
+
+
+def end_dry_run(size: int = 0) -> None:
+    """End a dry run, if this is one: all that comes before the next file, of this size, was checked."""
+    if _is_dry.get():
+        raise _Foreseen(size)

@@ -65,3 +65,16 @@ def test_a_store_without_its_packages_is_an_error_that_names_them(cli, key, monk
 @pytest.mark.usefixtures("folder")
 def test_a_url_in_the_place_of_a_path_is_bad_usage(cli, key, line):
     assert "expected a path on this machine" in cli(f"{line} {key}", status=2).stderr
+
+
+def test_a_dry_run_stores_nothing(cli, key, url, folder):
+    fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
+    (folder / "study").mkdir()
+    (folder / "study/a.txt").write_bytes(b"a")
+    store = fsspec.filesystem("memory")
+    for source, target in (("study/a.txt", "dry/a.safetensors"), ("study", "dry/study"), ("-r study", "dry/files")):
+        said = cli(f"seal {source} memory://{target} {key} --dry-run").stdout
+        assert f"memory://{target}" in said
+        assert "othing was written" in said
+    cli(f"rekey {url} memory://dry/again.safetensors {key} --new {key.split()[-1]} --dry-run")
+    assert store.find("/dry") == []

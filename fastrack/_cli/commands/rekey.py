@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fastrack._cli.console import clean, format_rate, pluralize
+from fastrack._cli.console import clean, pluralize
 from fastrack._cli.files import (
     as_location,
     check_new,
@@ -16,7 +16,7 @@ from fastrack._cli.files import (
     match_names,
     open_ring,
 )
-from fastrack._cli.options import KEY_HELP, Force, Json, KeyFiles, Silent
+from fastrack._cli.options import KEY_HELP, DryRun, Force, Json, KeyFiles, Silent
 from fastrack._cli.run import NEW_FOLDER, NO_FOLDER, Job, Meter, Report, beginning_again, expand, refuse_options, run
 from fastrack._util.shown import format_size, list_names
 
@@ -39,6 +39,7 @@ def rekey(
         typer.Option(metavar="NAME", help="Copy this tensor, which SOURCE stores unencrypted; may be repeated."),
     ] = None,
     force: Force = False,
+    dry_run: DryRun = False,
     quiet: Silent = False,
     as_json: Json = False,
 ) -> None:
@@ -62,6 +63,7 @@ def rekey(
             "rekeying",
             as_json=as_json,
             quiet=quiet,
+            is_dry=dry_run,
         )
         return
     if source.is_dir():
@@ -85,9 +87,12 @@ def rekey(
             total, names = sum(tensor.nbytes for tensor in file.values()), list(file)
             with meter.run(total) as progress:
                 rekey_file(file, location, ring, key=owner, plain=plain or (), overwrite=force, progress=progress)
-        with load_file(location) as file:
-            file_id = file.file_id
-        line = f"{clean(str(location))}: sealed {pluralize(len(names), 'tensor')} anew, {format_size(total)}"
+        file_id = None
+        if not dry_run:
+            with load_file(location) as file:
+                file_id = file.file_id
+        counts, done = pluralize(len(names), "tensor"), "would seal" if dry_run else "sealed"
+        line = f"{clean(str(location))}: {done} {counts} anew, {format_size(total)}"
         return Report(
             {
                 "source": str(as_location(job.source)),
@@ -98,10 +103,10 @@ def rekey(
                 "bytes": total,
                 **meter.describe(total),
             },
-            lines=[f"{line}; {format_rate(total, meter.seconds)}", f"key: {owner.id}"],
+            lines=[f"{line}{meter.rate(total)}", f"key: {owner.id}"],
         )
 
-    run(jobs, work, "rekeying", as_json=as_json, quiet=quiet)
+    run(jobs, work, "rekeying", as_json=as_json, quiet=quiet, is_dry=dry_run)
 
 
 def _rekey_data_set(job: Job, target: Path, ring: "KeyRing", owner: "Key", meter: Meter) -> Report:
@@ -116,7 +121,7 @@ def _rekey_data_set(job: Job, target: Path, ring: "KeyRing", owner: "Key", meter
     with meter.run(headers.nbytes) as progress, beginning_again(target):
         rekey_data_set(data, target, ring, key=owner, progress=progress)
     counts = f"{pluralize(len(data.shards), 'shard')} anew, {pluralize(data.samples, 'sample')}"
-    total = format_size(headers.nbytes)
+    total, done = format_size(headers.nbytes), "would seal" if meter.is_dry else "sealed"
     odd = warning_of(data, job.source)
     warning = [] if odd is None else [clean(f"warning: {odd}; so it is with {target}")]
     return Report(
@@ -132,7 +137,7 @@ def _rekey_data_set(job: Job, target: Path, ring: "KeyRing", owner: "Key", meter
         },
         lines=[
             *warning,
-            f"{clean(str(target))}: sealed {counts}, {total}; {format_rate(headers.nbytes, meter.seconds)}",
+            f"{clean(str(target))}: {done} {counts}, {total}{meter.rate(headers.nbytes)}",
             f"key: {owner.id}",
         ],
         brief=warning,

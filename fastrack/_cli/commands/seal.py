@@ -1,7 +1,7 @@
 """``fastrack seal``: encrypt the tensors of files."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +11,8 @@ import typer
 
 from fastrack._cli import run as runner
 from fastrack._cli.commands.grant import Grantees, Sign, To
-from fastrack._cli.commands.inspect import Contents, read_contents
-from fastrack._cli.console import clean, format_rate, pluralize
+from fastrack._cli.commands.inspect import Contents, ListedTensor, read_contents
+from fastrack._cli.console import clean, pluralize
 from fastrack._cli.errors import refuse_values
 from fastrack._cli.files import (
     as_location,
@@ -24,9 +24,9 @@ from fastrack._cli.files import (
     match_names,
     open_ring,
 )
-from fastrack._cli.options import Force, JsonLines, KeyFile, Out, Quiet, Recursive, SkipExisting
+from fastrack._cli.options import DryRun, Force, JsonLines, KeyFile, Out, Quiet, Recursive, SkipExisting
 from fastrack._cli.run import RULE, Job, Meter, Report, refuse_options
-from fastrack._cli.streams import require_one_stream, standard_output
+from fastrack._cli.streams import require_files, require_one_stream, standard_output
 from fastrack._util.atomic import made_parents
 from fastrack._util.locations import Url
 from fastrack._util.shown import format_size
@@ -79,6 +79,7 @@ def seal(
     recursive: Recursive = False,
     force: Force = False,
     skip_existing: SkipExisting = False,
+    dry_run: DryRun = False,
     quiet: Quiet = False,
     as_json: JsonLines = False,
 ) -> None:
@@ -92,6 +93,7 @@ def seal(
     sources = runner.matches(given)
     source = sources[0]
     require_one_stream(*sources, key)
+    require_files(source, target, is_dry=dry_run)
     _refuse_together(to and key is not None, form is not None and not is_stream(source), force and skip_existing)
     whole = len(sources) == 1 and source.is_dir() and not recursive
     many = _are_many(sources, target, recursive=recursive, whole=whole)
@@ -121,13 +123,16 @@ def seal(
         return sealer.seal_new(job.source, _target_of(job, target), meter, into=True)
 
     def summarize(reports: Sequence[Report]) -> str:
-        line = f"{clean(str(target))}: sealed {runner.count_sound(reports)} under key {owner.id}"
+        line = f"{clean(str(target))}: {_done(dry_run)} {runner.count_sound(reports)} under key {owner.id}"
         plain_count = sum(len(report.plain) for report in reports)
         return f"{line}, and left {pluralize(plain_count, 'tensor')} in plain" if plain_count else line
 
     jobs = runner.expand(sources, target, many=many, recursive=recursive, inside=True)
-    in_full = len(jobs.jobs) == 1
-    runner.run(jobs, work, "sealing", as_json=as_json, quiet=quiet, in_full=in_full, summary=summarize, target=target)
+    runner.run(jobs, work, "sealing", as_json=as_json, quiet=quiet, summary=summarize, target=target, is_dry=dry_run)
+
+
+def _done(is_dry: bool) -> str:
+    return "would seal" if is_dry else "sealed"
 
 
 def _refuse_together(key_and_recipients: object, format_of_file: object, force_and_skip: object) -> None:
@@ -204,7 +209,7 @@ class _Sealer:
             self._require_own(target)
             return runner.skip(source, target)
         try:
-            with made_parents(target) if into and is_local else nullcontext():
+            with made_parents(target) if into and is_local and not meter.is_dry else nullcontext():
                 check_target(target, force=self.force, many=into)
                 return self.seal(source, target, meter)
         except FileExistsError:
@@ -260,16 +265,29 @@ class _Sealer:
             raise FormatError(f"{source}: {error}") from None
         if not isinstance(target, Path):
             return None
-        contents = read_contents(target)
-        if self.grantees:
+        contents = self._foresee(source, plain, meter.stored) if meter.is_dry else read_contents(target)
+        if self.grantees and not meter.is_dry:
             self.grantees.grant(self.owner, [str(contents.file_id)], target)
         return self._report(source, target, contents, meter)
+
+    def _foresee(self, source: Path, plain: Sequence[str], size: int) -> Contents:
+        """Return what a dry run would write."""
+        from fastrack._files.importers import open_plain
+        from fastrack._files.writer import name_tensor
+
+        with open_plain(source) as (tensors, metadata):
+            listed = tuple(
+                ListedTensor(name, tensor.dtype, tensor.shape, name not in plain, tensor.nbytes, 0, 0)
+                for name, tensor in name_tensor(tensors, self.name, str(source)).items()
+            )
+            kept = {} if self.drop_metadata else metadata
+            return Contents("", None, None, None, None, None, None, size, listed, kept)
 
     def seal_folder(self, source: Path, target: Path, meter: Meter) -> Report:
         """Seal a folder into a new one."""
         from fastrack._sets.entries import walk
         from fastrack._sets.folder import load_folder
-        from fastrack._sets.folder_writer import seal_folder
+        from fastrack._sets.folder_writer import files_to_seal, plain_files, seal_folder
 
         total, place = sum(path.stat().st_size for path in walk(source).values()), as_location(target)
         with meter.run(total) as progress, refuse_values("--plain"):
@@ -282,14 +300,21 @@ class _Sealer:
                 resume=self.skip_existing,
                 progress=progress,
             )
-        folder = load_folder(place, self.owner)
-        sealed, readable = folder.sealed_names, folder.plain_names
+        files: Collection[str]
+        if meter.is_dry:
+            found, nbytes = files_to_seal(source), total
+            files, readable = found, sorted(plain_files(found, source, self.plain))
+            sealed = [name for name in files if name not in readable]
+        else:
+            folder = load_folder(place, self.owner)
+            files, nbytes, readable, sealed = folder.files, folder.nbytes, folder.plain_names, folder.sealed_names
         names = (path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file())
-        left_out = sorted(name for name in names if name not in folder.files)
-        if self.grantees:
+        left_out = sorted(name for name in names if name not in files)
+        if self.grantees and not meter.is_dry:
             self.grantees.grant(self.owner, folder.file_ids, target)
-        counts = f"sealed {pluralize(len(sealed), 'file')} and copied {pluralize(len(readable), 'file')}"
-        size = format_size(folder.nbytes)
+        copied = "copy" if meter.is_dry else "copied"
+        counts = f"{pluralize(len(sealed), 'file')} and {copied} {pluralize(len(readable), 'file')}"
+        size = format_size(nbytes)
         brief = []  # printed even with --quiet: everything else is sealed
         if readable:
             brief.append(f"not protected, anyone can read {', '.join(map(clean, readable))}")
@@ -299,18 +324,18 @@ class _Sealer:
             {
                 "source": str(source),
                 "target": str(place),
-                "key_id": folder.key_id,
+                "key_id": self.owner.id,
                 "grants": self._grants,
                 "files": sealed,
-                "bytes": folder.nbytes,
+                "bytes": nbytes,
                 "not_protected": readable,
                 "readable": {"files": readable},
                 "left_out": left_out,
-                **meter.describe(folder.nbytes),
+                **meter.describe(nbytes),
             },
             lines=[
-                f"{clean(str(place))}: {counts}, {size}; {format_rate(folder.nbytes, meter.seconds)}",
-                f"key: {folder.key_id}",
+                f"{clean(str(place))}: {_done(meter.is_dry)} {counts}, {size}{meter.rate(nbytes)}",
+                f"key: {self.owner.id}",
                 *self._granted(),
                 "anyone can read the names, dtypes and shapes of all tensors, and the names of all files",
                 *brief,
@@ -336,7 +361,8 @@ class _Sealer:
         sealed_bytes, left_bytes = (sum(entry.plain_bytes for entry in entries) for entries in (sealed, unsealed))
         names, metadata = [entry.name for entry in contents.tensors], list(contents.metadata)
         location = str(as_location(target))
-        line = f"{clean(location)}: sealed {pluralize(len(sealed), 'tensor')}, {format_size(sealed_bytes)}"
+        counts = f"{pluralize(len(sealed), 'tensor')}, {format_size(sealed_bytes)}"
+        line = f"{clean(location)}: {_done(meter.is_dry)} {counts}"
         if unsealed:
             line += f", and left {pluralize(len(unsealed), 'tensor')} in plain, {format_size(left_bytes)}"
         readable = (("names, dtypes and shapes of", names), ("metadata", metadata))
@@ -356,7 +382,7 @@ class _Sealer:
                 **meter.describe(contents.plain_bytes),
             },
             lines=[
-                f"{line}; {format_rate(contents.plain_bytes, meter.seconds)}",
+                f"{line}{meter.rate(contents.plain_bytes)}",
                 f"key: {self.owner.id}",
                 *(
                     f"anyone can read the {subject} {clean(', '.join(map(repr, texts))):.300}"

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from fastrack._cli import run as runner
-from fastrack._cli.console import clean, format_rate, pluralize
+from fastrack._cli.console import clean, pluralize
 from fastrack._cli.files import (
     as_location,
     check_expected,
@@ -24,6 +24,7 @@ from fastrack._cli.files import (
 )
 from fastrack._cli.options import (
     AnchorFile,
+    DryRun,
     Expect,
     FileId,
     Force,
@@ -35,7 +36,7 @@ from fastrack._cli.options import (
     SkipUnchecked,
 )
 from fastrack._cli.run import Job, Meter, Report, refuse_options
-from fastrack._cli.streams import open_sealed, require_one_stream, standard_output
+from fastrack._cli.streams import open_sealed, require_files, require_one_stream, standard_output
 from fastrack._util.atomic import made_parents
 from fastrack._util.locations import require_local
 from fastrack._util.shown import format_size
@@ -85,6 +86,7 @@ def unseal(
     recursive: Recursive = False,
     force: Force = False,
     skip_existing: SkipUnchecked = False,
+    dry_run: DryRun = False,
     quiet: Quiet = False,
     as_json: JsonLines = False,
 ) -> None:
@@ -99,6 +101,7 @@ def unseal(
     sources = runner.matches(given)
     source = sources[0]
     require_one_stream(*sources, *(key or ()))
+    require_files(source, target, is_dry=dry_run)
     whole = len(sources) == 1 and source.is_dir() and not recursive
     many = _are_many(sources, target, recursive=recursive, whole=whole)
     _refuse_together(force and skip_existing, columns and (many or not is_data_set(source)))
@@ -135,10 +138,9 @@ def unseal(
         return f"{line}; not protected, copied as stored: {pluralize(copied, 'tensor')}" if copied else line
 
     jobs = runner.expand(sources, target, many=many, recursive=recursive, suffix=runner.SUFFIX, anchor=anchored)
-    with made_parents(target / "any") if many else nullcontext():
-        in_full = len(jobs.jobs) == 1
+    with made_parents(target / "any") if many and not dry_run else nullcontext():
         runner.run(
-            jobs, work, "unsealing", as_json=as_json, quiet=quiet, in_full=in_full, summary=summarize, target=target
+            jobs, work, "unsealing", as_json=as_json, quiet=quiet, summary=summarize, target=target, is_dry=dry_run
         )
 
 
@@ -217,8 +219,8 @@ class _Opener:
                     raise FormatError(f"{source}: {advice}")
             if self.skip_existing and target.is_file():
                 return runner.skip(source, target)
-            with made_parents(target) if into else nullcontext():
-                check_target(target, force=self.force)
+            with made_parents(target) if into and not meter.is_dry else nullcontext():
+                check_target(target, force=self.force, many=into)
                 with meter.run(total) as progress:
                     unseal_file(
                         file, target, self.ring, names=names, plain=plain, overwrite=self.force, progress=progress
@@ -237,7 +239,7 @@ class _Opener:
                     "not_protected": copied,
                     **meter.describe(total),
                 },
-                lines=[*warning, f"{line}; {format_rate(total, meter.seconds)}"],
+                lines=[*warning, f"{line}{meter.rate(total)}"],
                 nbytes=total,
                 plain=copied,
                 plaintext=[target],
@@ -269,7 +271,7 @@ class _Opener:
                 "bytes": folder.nbytes,
                 **meter.describe(folder.nbytes),
             },
-            lines=[f"{line}; {format_rate(folder.nbytes, meter.seconds)}"],
+            lines=[f"{line}{meter.rate(folder.nbytes)}"],
             plaintext=[target],
         )
 
@@ -293,7 +295,7 @@ class _Opener:
                 read = nbytes
 
             try:
-                count = export_samples(
+                export_samples(
                     source,
                     target,
                     self.ring,
@@ -307,23 +309,24 @@ class _Opener:
                 raise
             except ValueError as error:
                 raise FormatError(str(error)) from None
-        size = target.stat().st_size if target.is_file() else meter.nbytes
+        nbytes = sum(headers.sizes[name] for name in columns or headers.columns) if meter.is_dry else meter.nbytes
+        size = target.stat().st_size if target.is_file() and not meter.is_dry else nbytes
         odd = warning_of(data, source)
         warning = [] if odd is None else [clean(f"warning: {odd}")]
-        line = f"{clean(str(target))}: {pluralize(count, 'sample')} in plain, {format_size(size)}"
+        line = f"{clean(str(target))}: {pluralize(data.samples, 'sample')} in plain, {format_size(size)}"
         return Report(
             {
                 "source": str(source),
                 "target": str(target),
                 "key_id": headers.key_id,
-                "samples": count,
+                "samples": data.samples,
                 "complete": data.is_whole,
-                "bytes": meter.nbytes,
-                **meter.describe(meter.nbytes),
+                "bytes": nbytes,
+                **meter.describe(nbytes),
             },
-            lines=[*warning, f"{line}; {format_rate(meter.nbytes, meter.seconds)}"],
+            lines=[*warning, f"{line}{meter.rate(nbytes)}"],
             brief=warning,
-            nbytes=meter.nbytes,
+            nbytes=nbytes,
             plaintext=[target],
         )
 

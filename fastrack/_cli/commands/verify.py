@@ -75,7 +75,7 @@ def verify(
         return verify_contents(job.source, ring, meter, expect=expect, file_id=file_id, anchor=anchored)
 
     jobs = runner.expand(paths, many=many, recursive=recursive, suffix=runner.SUFFIX, anchor=anchored)
-    runner.run(jobs, work, "verifying", as_json=as_json, quiet=quiet, member="path", summary=_summarize)
+    runner.run(jobs, work, "verifying", as_json=as_json, quiet=quiet, member="path", in_full=False, summary=_summarize)
 
 
 def _summarize(reports: Sequence[Report]) -> str:
