@@ -10,11 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
+from rich.highlighter import RegexHighlighter
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
@@ -24,6 +25,12 @@ STDOUT = Path("-")
 _WIDTH = 160  # columns, if standard output is no terminal
 _GAP = 3  # columns of the terminal between those of a table
 _DELAY = 1.0  # seconds of work before a progress bar appears
+
+
+class _Failures(RegexHighlighter):
+    """Colours what failed, on a terminal that has colours, unless NO_COLOR is set."""
+
+    highlights: ClassVar[list[str]] = [r"(?P<red>^error:|\bFAILED\b)"]
 
 
 class _Console(Console):
@@ -37,7 +44,7 @@ def stdout() -> Console:
     # Names of tensors come from files, and may look like markup.
     is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
     width = shutil.get_terminal_size().columns if is_known else _WIDTH
-    return _Console(highlight=False, markup=False, emoji=False, width=width, soft_wrap=True)
+    return _Console(highlighter=_Failures(), markup=False, emoji=False, width=width, soft_wrap=True)
 
 
 def print_lines(lines: Iterable[str | Table], console: Console | None = None) -> None:
@@ -90,13 +97,14 @@ def tell(lines: Iterable[str | Table], *, as_json: bool, quiet: bool = False, **
 
 def note(text: str) -> None:
     """Print a line for people on stderr, which leaves standard output to documents."""
-    sys.stderr.write(f"{fold(clean(text), sys.stderr)}\n")
-    sys.stderr.flush()
+    console = _Console(stderr=True, highlighter=_Failures(), markup=False, emoji=False)
+    console.print(fold(clean(text), sys.stderr), soft_wrap=True)
 
 
 def new_table(*columns: str, right: tuple[str, ...] = (), is_close: bool = False) -> Table:
     """Return an empty table with these columns, `right` of them aligned to the right, perhaps close to each other."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 0, 0, 1) if is_close else (0, 1))
+    padding = (0, 0, 0, 1) if is_close else (0, 1)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=padding, highlight=True)
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table

@@ -66,6 +66,7 @@ Variables that fastrack reads:
   FASTRACK_PKCS11_MODULE  the module of a token
   FASTRACK_PKCS11_PIN  the PIN of a token
   FASTRACK_PKCS11_TRY  low or final, to send it after a wrong one, or though it is the last try
+  NO_COLOR, FORCE_COLOR  no colours for what failed, or colours in files and pipes too
   COLUMNS  the width of text, where standard output is no terminal""",
     "completion": """\
 Completion of commands, options and paths takes one line in a shell; fastrack edits no file of yours.

@@ -94,3 +94,38 @@ def test_plaintext_whose_report_cannot_be_told_is_removed_and_no_other(tmp_path,
     with pytest.raises(OSError, match=f"^standard output: {error.strerror}; .* removed again"), taken_back(written):
         pass
     assert [path.name for path in tmp_path.iterdir() if path.exists()] == ["other"]
+
+
+def shown_failures(monkeypatch, stream, **variables):
+    """Return what a stream gets of an error, and of a table and a line of failures."""
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with contextlib.redirect_stderr(stream), contextlib.redirect_stdout(stream):
+        console.note("error: x: expected FAILED here, got error: y")
+        table = console.new_table("", "name")
+        table.add_row("FAILED", "x")
+        console.print_lines([table, "1 of 2 FAILED"])
+    return stream.getvalue()
+
+
+def test_what_failed_is_red_on_a_terminal(monkeypatch):
+    said = shown_failures(monkeypatch, Terminal())
+    assert said.startswith("\x1b[31merror:\x1b[0m x: expected \x1b[31mFAILED\x1b[0m here, got error: y\n")
+    assert said.count("\x1b[31mFAILED\x1b[0m") == 3
+
+
+def test_there_are_no_colours_in_files_and_pipes_and_where_they_are_not_wanted(monkeypatch):
+    plain = shown_failures(monkeypatch, io.StringIO())
+    assert "\x1b" not in plain
+    assert plain.startswith("error: x: expected FAILED here, got error: y\n")
+    for variables in ({"NO_COLOR": "1"}, {"TERM": "dumb"}, {"NO_COLOR": "1", "FORCE_COLOR": "1"}):
+        assert "\x1b[31m" not in shown_failures(monkeypatch, Terminal(), **variables)
+
+
+def test_colours_can_be_forced(monkeypatch):
+    assert "\x1b[31merror:" in shown_failures(monkeypatch, io.StringIO(), FORCE_COLOR="1")
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        console.print_error({"message": "FAILED"}, ["error: FAILED"], as_json=True)
+    assert "\x1b" not in out.getvalue()
