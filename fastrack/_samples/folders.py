@@ -21,6 +21,8 @@ from fastrack.errors import FormatError
 
 _IMAGES = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"}  # as torchvision's ImageFolder
 _ARRAYS = {".npy"}
+_NOTES = re.compile(r"_[^.]*|dataset_info\.json|state\.json")  # of Spark and PyArrow, or of the library datasets
+_NO_SAMPLE = "no image or .npy file"
 
 # The first bytes of images, whatever their suffix says: JPEG, PNG, Netpbm, BMP, TIFF, WebP, GIF, AVIF, JPEG 2000.
 _IMAGE_STARTS = re.compile(
@@ -41,23 +43,33 @@ class Listing:
 def list_folder(folder: Path, target: Location | None) -> Listing:
     """List a folder of images, of arrays, of such folders by class, or of other files. Leave out the folder `target`.
 
-    Images and arrays are in the order of torchvision's ``ImageFolder``. Of other files, none is passed over.
+    Images and arrays are in the order of torchvision's ``ImageFolder``, and other files beside them are left out. Of
+    tables and text, no file is passed over but what their writers note of them.
     """
     here = target.resolve() if isinstance(target, Path) else None
     listed = sorted(path for path in folder.iterdir() if not (path.is_dir() and path.resolve() == here))
     entries = [path for path in listed if not path.name.startswith(".")]
     inner = [path for path in entries if path.is_dir()]
-    has_samples = any(map(is_one_sample, entries))
-    if has_samples or (entries and inner == entries):
-        # Classes have any name, like those of ImageFolder.
-        return _list_samples(folder, [] if has_samples else [path for path in listed if path.is_dir()], here)
     files = [path for path in entries if path not in inner]
-    if inner and files:
+    samples = list(filter(is_one_sample, files))
+    notes = [] if samples else [path for path in files if _NOTES.fullmatch(path.name)]
+    skipped = [(path, "hidden") for path in listed if path not in entries] + [(path, "no samples") for path in notes]
+    files = [path for path in files if path not in notes]
+    has_classes = any(
+        is_one_sample(Path(name)) for each in inner for _, names in _walk_links(each, here) for name in names
+    )
+    beside = samples if has_classes else [] if samples else files
+    if inner and beside:  # neither the labels nor a file may be lost without a word
         raise FormatError(
             f"{folder}: expected files alone, or folders of images alone, got the folder {inner[0].name!r:.80} beside "
-            f"{files[0].name!r:.80}. Move one away, or name the files"
+            f"{beside[0].name!r:.80}. Move one away, or name the files or one folder"
         )
-    return Listing(files, skipped=[(path, "hidden") for path in listed if path not in entries])
+    if samples or inner:
+        # Classes have any name, like those of ImageFolder.
+        listing = _list_samples(folder, [] if samples else [path for path in listed if path.is_dir()], here)
+        listing.skipped += [] if samples else [(path, _NO_SAMPLE) for path in (*notes, *files)]
+        return listing
+    return Listing(files, skipped=skipped)
 
 
 def is_one_sample(path: Path) -> bool:
@@ -88,11 +100,12 @@ def _list_samples(folder: Path, classes: list[Path], target: Path | None) -> Lis
                     listing.paths.append(each)
                     labels.append(label)
                 else:
-                    listing.skipped.append((each, "no image or .npy file"))
+                    listing.skipped.append((each, _NO_SAMPLE))
         if labels[-1:] != [label]:
-            raise FormatError(
-                f"{path}: expected images or .npy files of this class, got none. Remove the folder, or name the files"
-            )
+            advice = "Remove the folder, or name the files"
+            if "=" in path.name:  # as Spark and PyArrow partition a table
+                advice = f"Of tables, give pyarrow.dataset.dataset({str(folder)!r}, partitioning='hive') in Python"
+            raise FormatError(f"{path}: expected images or .npy files of this class, got none. {advice}")
     listing.labels = labels if classes else None
     return listing
 

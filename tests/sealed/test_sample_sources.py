@@ -72,6 +72,40 @@ def test_a_class_without_images_is_refused(tmp_path, key):
         import_samples(tmp_path / "in", tmp_path / "out", key)
 
 
+def test_files_beside_classes_are_left_out_and_counted(tmp_path, key):
+    for folder, stray in (("notes", ["README.md", "labels.txt", "_SUCCESS"]), ("arrays", ["meta.json"])):
+        order = write_images(tmp_path / folder)
+        for name in [*stray, ".DS_Store"]:
+            (tmp_path / folder / name).write_text("no image")
+        assert import_samples(tmp_path / folder, tmp_path / f"{folder}-out", key) == len(order)
+        assert [label.item() for label in column(tmp_path / f"{folder}-out", key, "label")] == [x for _, x in order]
+        skipped = open_source(tmp_path / folder).skipped
+        assert sorted(skipped) == [(name, "no image or .npy file") for name in sorted([*stray, "cat/notes.md"])]
+
+
+def test_an_image_beside_classes_does_not_take_their_labels(tmp_path, key):
+    write_images(tmp_path / "in")
+    (tmp_path / "in" / "overview.png").write_bytes(PNG)
+    with pytest.raises(
+        FormatError, match=r"the folder 'cat' beside 'overview\.png'\. Move one away, or name the files"
+    ):
+        import_samples(tmp_path / "in", tmp_path / "out", key)
+    files = [path for path in (tmp_path / "in").rglob("*.*") if path.suffix != ".md"]  # without classes, as it says
+    assert import_samples(files, tmp_path / "out", key) == 6
+    (tmp_path / "flat" / "notes").mkdir(parents=True)  # no class: it has no image
+    (tmp_path / "flat" / "a.png").write_bytes(PNG)
+    (tmp_path / "flat" / "notes" / "b.md").touch()
+    assert import_samples(tmp_path / "flat", tmp_path / "flat-out", key) == 1
+
+
+@each("content", [b"", b"<html>not found</html>"])
+def test_a_broken_image_is_named(tmp_path, key, content):
+    write_images(tmp_path / "in")
+    (tmp_path / "in" / "dog" / "5.png").write_bytes(content)
+    with pytest.raises(FormatError, match=r"dog/5\.png: expected an image, got .*\. Remove the file, or get it again"):
+        import_samples(tmp_path / "in", tmp_path / "out", key)
+
+
 def test_lines_of_text(tmp_path, key):
     (tmp_path / "a.txt").write_bytes("one\r\n\ntwö\n".encode() + b" last")
     (tmp_path / "b.txt").write_bytes(b"")
