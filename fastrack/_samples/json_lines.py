@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._samples.blocks import VALID, Block, Column, source_columns
+from fastrack._samples.blocks import VALID, Block, Column, require_unicode, source_columns
 from fastrack._samples.text_lines import Line, read_lines
 from fastrack.errors import FormatError
 
@@ -68,6 +68,11 @@ def _parse_line(line: Line) -> dict[str, Any]:
         raise FormatError(f"{path}, line {number}: expected JSON, got other text ({why:.80})") from None
     if not isinstance(members, dict) or not members:
         raise FormatError(f"{path}, line {number}: expected a JSON object with members, got another value")
+    if b"\\u" in content:  # the only way to half of a surrogate pair, such as of an emoji that was cut
+        try:
+            require_unicode(json.dumps(list(members.values()), ensure_ascii=False), f"{path}, line {number}: ")
+        except ValueError as error:
+            raise FormatError(f"{error}. Remove that character, or leave the line out") from None
     return members
 
 

@@ -745,6 +745,18 @@ def test_a_name_of_a_column_that_is_no_unicode_text_is_refused_where_it_is_read(
     assert not (tmp_path / "out").exists()
 
 
+@each("content", ['"cut \\ud83d"', '["\\udc00"]', '{"a": {"\\ud83d": 1}}', '"\\ude00\\ud83d"'])
+def test_half_an_emoji_in_json_lines_is_told_with_its_line(tmp_path, key, content):
+    whole = json.dumps({"x": "whole \U0001f600"}) + "\n"
+    (tmp_path / "a.jsonl").write_text(whole * 3)
+    assert import_samples(tmp_path / "a.jsonl", tmp_path / "whole", key) == 3
+    (tmp_path / "a.jsonl").write_text(f'{whole * 3}{{"x": {content}}}\n')
+    with pytest.raises(
+        FormatError, match=r"a\.jsonl, line 4: expected Unicode text, got lone surrogates in it\. Remove"
+    ):
+        import_samples(tmp_path / "a.jsonl", tmp_path / "out", key)
+
+
 def test_an_ending_in_an_archive_that_is_no_unicode_text_is_refused(tmp_path, key):
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         member = tarfile.TarInfo("0001.\udcff")
