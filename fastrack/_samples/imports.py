@@ -107,7 +107,7 @@ class Import:
                     leaves_out |= writer.there.shards[-1][1].left_out  # a run goes on as it began
                 existing: frozenset[_Name] = frozenset()
                 if self.append or leaves_out:
-                    self._classes = _classes_in(writer.read_earlier([PATH, LABEL]))
+                    self._classes = classes_in(writer.read_earlier([PATH, LABEL]))
                 if leaves_out:
                     writer.leave_out_existing()
                     existing = self._find_existing(writer)
@@ -321,7 +321,7 @@ def _names_in(part: Part) -> Iterator[tuple[_Name, int, int]]:
         yield (PATH, path.between(index, index + 1).tobytes().decode("utf-8", "surrogateescape")), index, 1
 
 
-def _classes_in(parts: Iterable[Part]) -> dict[str, int]:
+def classes_in(parts: Iterable[Part]) -> dict[str, int]:
     """Return the label of each class, the first folder in the paths of samples; none if paths and labels disagree."""
     classes: dict[str, int] = {}
     for part in parts:

@@ -17,10 +17,11 @@ import numpy as np
 from fastrack._files.reader import SealedFile
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._remote.listing import is_pattern, list_objects, split_pattern
-from fastrack._samples.blocks import LENGTHS, RECORDS
+from fastrack._samples.blocks import LABEL, LENGTHS, PATH, RECORDS, columns_of
 from fastrack._samples.data_set import warning_of
+from fastrack._samples.imports import classes_in
 from fastrack._samples.shard_index import INDEX, SUFFIX, ShardIndex, read_index
-from fastrack._samples.stored import SHARD, order_shards, read_shards
+from fastrack._samples.stored import SHARD, Part, order_shards, read_blocks, read_shards
 from fastrack._sealed.file_header import ABOUT
 from fastrack._sealed.indexing import Indices
 from fastrack._training.handles import CombinedDataset, DatasetHandle, record_layout, row_layout, window_layout
@@ -188,6 +189,22 @@ def require_places(shards: Shards, keys: KeyRing) -> None:
             "them from its owner",
             stacklevel=4,
         )
+
+
+def read_classes(shards: Shards, keys: KeyRing) -> tuple[str, ...]:
+    """Return the names of the classes of images, by their labels; none if the samples do not tell one for each."""
+    numbers = classes_in(_labelled_paths(shards, keys))
+    return tuple(sorted(numbers, key=numbers.__getitem__)) if sorted(numbers.values()) == [*range(len(numbers))] else ()
+
+
+def _labelled_paths(shards: Shards, keys: KeyRing) -> Iterator[Part]:
+    for shard, contexts in enumerate(shards.contexts):
+        with shards.open(shard) as file:
+            if file.file_id != contexts[0].file:
+                raise FormatError(f"{file.path} was replaced since this data set was made. Make the data set again")
+            count, columns = columns_of([file[name].context for name in file], file.path)
+            chosen = {name: columns[name] for name in (PATH, LABEL) if name in columns}
+            yield Part("", read_blocks(file, chosen, keys), 0, count)
 
 
 def tuple_of_names(names: Sequence[str], label: str) -> tuple[str, ...]:

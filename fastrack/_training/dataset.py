@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
@@ -19,6 +20,7 @@ from fastrack._training.columns import (
     find_tensors,
     join_columns,
     join_windows,
+    read_classes,
     require_files,
     require_places,
     tuple_of_names,
@@ -123,6 +125,10 @@ class SealedDataset(_Base[Sample_co]):
     ----------
     columns : tuple of str
         Names of the columns of each sample.
+    classes : tuple of str
+        Names of the classes of images that were imported by class, in the order of their labels: ``classes[label]`` is
+        the folder that the "path" of such samples begins with. Read at first use, which opens both columns with `keys`
+        or its defaults. Empty unless the samples have both, with one folder for each label from 0 on.
 
     Notes
     -----
@@ -278,6 +284,10 @@ class SealedDataset(_Base[Sample_co]):
     @property
     def columns(self) -> tuple[str, ...]:
         return self._ref.names
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        return read_classes(self._shards, KeyRing.resolve(self._keys))
 
     def __len__(self) -> int:
         return self._ref.count

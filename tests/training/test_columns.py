@@ -544,3 +544,57 @@ def test_a_shard_that_is_replaced_while_places_are_read_is_refused(tmp_path, key
     monkeypatch.setattr(opening, "require_places", require_places)
     with pytest.raises(FormatError, match="replaced meanwhile"):
         SealedDataset(tmp_path / "set", keys=key)
+
+
+def test_classes_are_named_in_the_order_of_their_labels(tmp_path, key, key_file):
+    for name in ("dogs", "ants", "cats"):
+        for number in range(2):
+            path = tmp_path / "in" / name / "deep" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"\x89PNG\r\n\x1a\n" + name.encode() + bytes([number]))
+    fastrack.import_samples(tmp_path / "in", tmp_path / "out", key, shard_size=60)
+    data = SealedDataset(tmp_path / "out", ["label"], keys=key, transform=lambda sample: int(sample["label"]))
+    assert [data.classes[label] for label in data] == ["ants", "ants", "cats", "cats", "dogs", "dogs"]
+    assert data.classes == ("ants", "cats", "dogs")
+    shards = sorted((tmp_path / "out").iterdir())
+    assert SealedDataset(shards, keys=key).classes == ("ants", "cats", "dogs")
+    assert SealedDataset(shards[-1], keys=key).classes == ()  # which has the label 2 only
+    restored = pickle.loads(pickle.dumps(SealedDataset(tmp_path / "out", keys=str(key_file))))
+    with fastrack.use_keys(key):
+        assert restored.classes == SealedDataset(tmp_path / "out").classes == data.classes
+    with pytest.raises(UnknownKeyError):
+        _ = SealedDataset(tmp_path / "out").classes
+
+
+@each(
+    "samples",
+    [
+        [{"label": 0}],
+        [{"path": "a/1"}],
+        [{"path": "1", "label": 0}],
+        [{"path": "a/1", "label": 0}, {"path": "a/2", "label": 1}],
+        [{"path": "a/1", "label": 0}, {"path": "b/1", "label": 0}],
+        [{"path": "a/1", "label": 2**40}],
+        [{"path": "a/1", "label": -1}],
+        [{"path": "a/1", "label": 0.0}],
+        [{"path": np.arange(3), "label": 0}],
+    ],
+)
+def test_samples_that_tell_no_class_for_each_label_have_none(tmp_path, key, samples):
+    fastrack.import_samples(samples, tmp_path / "out", key)
+    assert SealedDataset(tmp_path / "out", keys=key).classes == ()
+
+
+def test_classes_of_a_replaced_or_altered_shard_are_refused(tmp_path, key):
+    for name in ("old", "new"):
+        fastrack.import_samples([{"path": f"{name}/1", "label": 0}], tmp_path / name, key)
+    data = SealedDataset(tmp_path / "new", keys=key)
+    shutil.copy(tmp_path / "old" / "shard-000000.safetensors", tmp_path / "new")
+    with pytest.raises(FormatError, match="was replaced since this data set was made"):
+        _ = data.classes
+    fastrack.index_dataset(tmp_path / "old", key)
+    indexed = SealedDataset(tmp_path / "old" / "fastrack.index", ["label"], keys=key)
+    assert indexed.classes == ("old",)
+    tamper_file(tmp_path / "old" / "shard-000000.safetensors", "path.records", -1)
+    with pytest.raises(AuthenticationError):
+        _ = SealedDataset(tmp_path / "old" / "shard-000000.safetensors", ["label"], keys=key).classes
