@@ -39,14 +39,15 @@ def pyarrow() -> Any:
     return pa
 
 
-def from_arrow(name: str, array: Any, *, has_inner_nulls: bool = False) -> tuple[Block, Mask | None]:
+def from_arrow(name: str, array: Any, *, has_inner_nulls: bool = False, kind: Any = None) -> tuple[Block, Mask | None]:
     """Return the values of a column of Arrow, and which of them are no nulls; None if all are.
 
     has_inner_nulls : whether lists of this column have nulls in them, in any batch: then they are stored as JSON
+    kind : the type to store them as, one that `join_kinds` returned; by default that of the array
 
     Raise FormatError if Arrow's type cannot be stored.
     """
-    kind = array.type
+    array, kind = (array, array.type) if kind is None else (_cast(name, array, kind), kind)
     array = _plain(array)
     if pyarrow().types.is_decimal(array.type):
         array = array.cast(pyarrow().string()).cast(pyarrow().large_binary())
@@ -91,6 +92,66 @@ def nulls_in(array: Any) -> tuple[bool, bool]:
     kind, array = array.type, _plain(array)
     has_inner = not _is_stored_as_json(kind) and _is_a_list(array.type) and any(nulls_in(array.flatten()))
     return bool(array.null_count), has_inner
+
+
+_UTC = {"UTC", "Etc/UTC", "GMT", "Z", "+00:00", "+0000"}
+
+
+def join_kinds(kind: Any, other: Any, *, is_stored: bool = False) -> Any:
+    """Return the type for the values of two types, or None: one of the two, or what Arrow promotes both to.
+
+    is_stored : whether samples have `kind` already. Then it is that one, if a cast tells what it cannot hold
+    """
+    pa = pyarrow()
+    types, first, second = pa.types, _simple(kind), _simple(other)
+    if first == second:
+        return kind
+    try:
+        schemas = [pa.schema([("", each)]) for each in (first, second)]
+        joined = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except pa.ArrowException:
+        return None
+    is_mixed = _is_bytes(joined) and (_is_text(first) or _is_text(second))  # which the writer knows
+    if is_mixed or ("decimal" in f"{first}{second}" and "decimal" not in str(joined)):  # a float may round them
+        return None
+    if joined == first:
+        return kind
+    if is_stored:  # casts to floats, lists and structures may change values without a word
+        return kind if types.is_integer(first) or types.is_temporal(first) or types.is_decimal(first) else None
+    if types.is_integer(first) or types.is_floating(first):
+        joined = None  # of numbers the first type stays
+    return other if joined == second else joined
+
+
+@cache
+def _simple(kind: Any) -> Any:
+    """Return a type without what writers choose and values do not tell: categories, widths of offsets, names of UTC."""
+    pa = pyarrow()
+    types = pa.types
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+        return _simple(kind.value_type)
+    if _is_text(kind) or _is_bytes(kind):
+        return pa.large_string() if _is_text(kind) else pa.large_binary()
+    if types.is_list(kind) or types.is_large_list(kind):
+        return pa.large_list(_simple(kind.value_type))
+    if types.is_struct(kind):
+        return pa.struct([(field.name, _simple(field.type)) for field in kind])
+    return pa.timestamp(kind.unit, "UTC") if types.is_timestamp(kind) and kind.tz in _UTC else kind
+
+
+def _cast(name: str, array: Any, kind: Any) -> Any:
+    """Return values as those of another type; raise FormatError if they would be others."""
+    if (simple := _simple(kind)) == _simple(array.type):
+        return array
+    pa = pyarrow()
+    try:
+        cast = array.cast(simple)
+    except pa.ArrowException:
+        raise FormatError(
+            f"column {name!r:.80}: expected values that {kind!s:.80} has, the type in the samples before, got others, "
+            f"of {array.type!s:.80}. Cast the column, or import it into another folder"
+        ) from None
+    return cast
 
 
 @cache
@@ -147,7 +208,7 @@ def _plain(array: Any) -> Any:
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
         elif pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
+            array = pa.DictionaryArray.from_arrays(array.indices, _plain(array.dictionary)).dictionary_decode()
         elif pa.types.is_run_end_encoded(array.type):
             array = pa.compute.run_end_decode(array)
         else:
@@ -315,6 +376,24 @@ def _type_text(kind: Any, column: Column, as_json: bool) -> str:
         return ""
     schema = pa.schema([pa.field(_JSON if as_json else "value", kind)])
     return ARROW + base64.b64encode(schema.serialize().to_pybytes()).decode()
+
+
+def stored_kind(column: Column | None) -> Any:
+    """Return the type of Arrow of a stored column; None if there is no column, or no such type."""
+    try:
+        return None if column is None else kind_of(column)[0]
+    except _UnknownTypeError:
+        return None
+
+
+def describe_type(column: Column) -> str:
+    """Return the type of a column in words."""
+    try:
+        return f"{kind_of(column)[0]!s:.80}" if column.type.startswith(ARROW) else column.type or str(column)
+    except ImportError:
+        return "one of Arrow, whose name takes PyArrow"
+    except FormatError:
+        return column.type[:80]
 
 
 def kind_of(column: Column) -> tuple[Any, bool]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,7 +75,8 @@ class Block:
         encoded = [encode(value, is_record=are_records) for value in values]
         columns = {column for column, _ in encoded} or {empty or Column("U8", None)}
         if len(columns) > 1:
-            raise ValueError(f"expected one dtype and shape, got {', '.join(sorted(map(str, columns))):.200}")
+            got = ", ".join(sorted(map(str, columns)))
+            raise ValueError(f"expected one dtype and shape, got {got:.200}{advise(columns, '. ')}")
         column = columns.pop()
         if column.type and any(other.type != column.type for other, _ in encoded):
             column = Column(column.dtype, column.shape)  # bytes among texts
@@ -107,6 +108,12 @@ class Block:
         return self.data[start * size : stop * size]
 
 
+def is_value(value: Any) -> bool:
+    """Return whether `encode` may store a value, by its type."""
+    types = (str, bytes, bytearray, memoryview, bool, int, float, np.generic)
+    return isinstance(value, types) or arrays.framework_of(value) is not None
+
+
 def encode(value: Any, *, is_record: bool = False) -> tuple[Column, Bytes]:
     """Return the column of a value, and its bytes; raise TypeError or ValueError if it cannot be stored."""
     meaning = "text" if isinstance(value, str) else ""
@@ -126,11 +133,25 @@ def encode(value: Any, *, is_record: bool = False) -> tuple[Column, Bytes]:
     elif isinstance(value, np.generic):
         value = np.asarray(value)
     if arrays.framework_of(value) is None:
-        raise TypeError(f"expected bytes, text, a number or an array, got {type(value).__name__}")
+        raise TypeError(
+            f"expected bytes, text, a number or an array, got {type(value).__name__}. Make a list an array by "
+            "numpy.asarray, or give import_samples a list of samples: with PyArrow it stores lists, nulls and dates"
+        )
     dtype, shape = arrays.dtype_and_shape(value)
     if is_record and len(shape) != 1:
-        raise ValueError(f"expected records of one dimension, got shape {list(shape)}")
+        raise ValueError(
+            f"expected records of one dimension, got shape {list(shape)}. Leave the column out of records="
+        )
     return Column(dtype, None if is_record else shape), arrays.bytes_of(value)
+
+
+def advise(columns: Collection[Column], before: str = "") -> str:
+    """Return what to do with arrays of one dtype that differ in shape; "" for other columns."""
+    if len({column.dtype for column in columns}) > 1 or not all(column.shape for column in columns):
+        return ""
+    if {len(column.shape or ()) for column in columns} == {1}:
+        return f"{before}Name a column of arrays that differ in length in records="
+    return f"{before}Pad or crop them to one shape, or store them encoded as bytes, such as images as PNG"
 
 
 def require_unicode(text: str, what: str = "", errors: str = "strict") -> None:
@@ -141,7 +162,7 @@ def require_unicode(text: str, what: str = "", errors: str = "strict") -> None:
         raise ValueError(f"{what}expected Unicode text, got lone surrogates in it") from None
 
 
-def require_names(columns: Mapping[str, Column]) -> None:
+def require_names(columns: Iterable[str]) -> None:
     """Refuse names of columns that are no text, or that records may have for their tensors and lengths."""
     for name in columns:
         if not isinstance(name, str):

@@ -19,7 +19,7 @@ from fastrack._files.importers import PlainTensor
 from fastrack._files.writer import write_sealed
 from fastrack._keys.keyring import KeyLike, KeyRing, sealing_key
 from fastrack._samples.about import About
-from fastrack._samples.blocks import OFFSETS, RECORDS, Block, Column, require_names, require_unicode
+from fastrack._samples.blocks import OFFSETS, RECORDS, Block, Column, advise, require_names, require_unicode
 from fastrack._samples.stored import DataSet, StoredSamples, read_data_set, with_type_of
 from fastrack._sealed.file_header import ABOUT
 from fastrack._tensors import arrays, dtypes
@@ -267,11 +267,9 @@ class DatasetWriter:
             )
         for name, column in columns.items():
             if column != self._columns[name]:
-                is_longer = column.shape and column.dtype == self._columns[name].dtype
-                advice = "Name a column of arrays that differ in length in records=" if is_longer else _SAME
                 raise ValueError(
                     f"{label}: {name!r:.80}: expected {self._columns[name]}, as in the samples before, got {column}. "
-                    f"{advice}"
+                    f"{advise({column, self._columns[name]}) or _SAME}"
                 )
         if not self._has_types:
             self._columns, self._has_types = {name: columns[name] for name in self._columns}, True

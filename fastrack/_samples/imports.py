@@ -63,6 +63,7 @@ class Import:
     append: bool = False
     skip_existing: bool = False
     chosen: Sequence[str] | None = None
+    records: Iterable[str] = ()
     is_dry: bool = False
 
     samples: int = field(default=0, init=False)  # that the folder has
@@ -96,7 +97,8 @@ class Import:
             if self._find_shards():
                 raise _refusal(FileExistsError, errno.EEXIST, f"{self.folder} has samples already. {_HAS_SAMPLES}")
             key = Key.generate()  # which seals nothing
-        with ImportWriter(self.folder, key, shard_size=shard_size, is_dry=self.is_dry) as writer:
+        options: dict[str, Any] = {"records": self.records, "shard_size": shard_size, "is_dry": self.is_dry}
+        with ImportWriter(self.folder, key, **options) as writer:
             try:
                 self.before = writer.there.samples
                 self._require_beginning(writer)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fastrack._samples import archives, csv_files, folders, json_lines, tables
-from fastrack._samples.blocks import VALID, Block, Column, source_columns
-from fastrack._samples.text_lines import Line, read_lines, require_text
+from fastrack._samples.blocks import VALID, Block, Column, is_value, require_names, source_columns
+from fastrack._samples.text_lines import Line, read_lines, require_text, take
 from fastrack._util.locations import Location, locate_local
 from fastrack.errors import FormatError
 
@@ -93,8 +95,9 @@ def open_source(
     elif isinstance(source, Sequence) and source and all(isinstance(path, (str, os.PathLike)) for path in source):
         paths = [locate_local(path) for path in source]
     else:
-        opened = Source([])
-        opened.batches = ((None, batch) for batch in _choose(_read_object(source, chosen), chosen, "import_samples"))
+        opened = Source([], stored=stored)
+        batches = _read_object(source, chosen, opened.stored)
+        opened.batches = ((None, batch) for batch in _choose(batches, chosen, "import_samples"))
         return opened
     labels = None
     if len(paths) == 1 and paths[0].is_dir():
@@ -143,23 +146,58 @@ def _choose(batches: Iterable[Batch], chosen: Sequence[str] | None, where: objec
         yield {each: batch[each] for name in names for each in (name, name + VALID) if each in batch}
 
 
-def _read_object(source: Any, chosen: Sequence[str] | None) -> Iterator[Batch]:
-    batches = tables.read_table(source, chosen)
+def _read_object(source: Any, chosen: Sequence[str] | None, stored: Mapping[str, Column]) -> Iterator[Batch]:
+    batches = tables.read_table(source, chosen, stored)
     if batches is not None:
         return batches
-    if isinstance(source, Mapping) or not isinstance(source, Iterable):
-        raise TypeError(
-            f"import_samples: expected paths, a table or an iterable of samples, got {type(source).__name__}. Give "
-            "such an object, or write samples with a DatasetWriter"
-        )
-    return (_columns_of(sample) for sample in source)
+    way = next((name for name in _WAYS if callable(getattr(source, name, None))), None)
+    if way is None and isinstance(source, Iterable) and not isinstance(source, Mapping):
+        return _read_samples(source, chosen, stored)
+    advice = "such an object, or write samples with a DatasetWriter"
+    if way is not None:
+        advice = f"its table, as by its method {way}()"
+    elif isinstance(source, Mapping):
+        advice = "a dict for each sample, or write columns by DatasetWriter.write_batch"
+    elif hasattr(source, "__getitem__"):
+        advice = "dicts, such as ({'x': source[i][0], 'y': source[i][1]} for i in range(len(source)))"
+    raise TypeError(
+        f"import_samples: expected paths, a table or an iterable of samples, got {type(source).__name__}. Give {advice}"
+    )
 
 
-def _columns_of(sample: Any) -> Batch:
-    """Return a sample of an iterable as a batch of one."""
+def _read_samples(source: Iterable[Any], chosen: Sequence[str] | None, stored: Mapping[str, Column]) -> Iterator[Batch]:
+    """Return samples one by one; in batches, by the types that Arrow infers, if one of the first has other values."""
+    rows = map(_require_sample, source)
+    first = list(rows) if isinstance(source, (list, tuple)) else take(rows, _size_of)
+    others = {name for sample in first for name, value in sample.items() if not is_value(value)}
+    others = others if chosen is None else others.intersection(chosen)
+    if not others or find_spec("pyarrow") is None:
+        yield from ({name: [value] for name, value in sample.items()} for sample in chain(first, rows))
+        return
+    require_names(first[0])
+    source_columns(first[0], None, "samples")
+    found = tables.Survey(stored)
+    for name in others:
+        found.find({name: tables.infer(name, [sample[name] for sample in first if name in sample])})
+    left = chain(first, rows)
+    while samples := take(left, _size_of):
+        odd = next((sample for sample in samples if sample.keys() != first[0].keys()), None)
+        if odd is not None:
+            raise ValueError(f"samples: expected the columns {[*first[0]]!s:.300}, got {[*odd]!s:.300}. Give all these")
+        values: dict[str, Any] = {name: [sample[name] for sample in samples] for name in first[0]}
+        arrays = {name: tables.infer(name, values[name]) for name in others}
+        columns = {**values, **tables.read_arrays(arrays, found)}
+        yield {each: columns[each] for name in values for each in (name, name + VALID) if each in columns}
+
+
+def _require_sample(sample: Any) -> Mapping[str, Any]:
     if not isinstance(sample, Mapping):
         raise TypeError(_NO_SAMPLES.format(type(sample).__name__))
-    return {name: [value] for name, value in sample.items()}
+    return sample
+
+
+def _size_of(sample: Mapping[str, Any]) -> int:
+    return sum(len(v) if isinstance(v, (str, bytes)) else getattr(v, "nbytes", 0) for v in sample.values())
 
 
 def _read_text(files: Source) -> Iterator[Batch]:
@@ -178,6 +216,7 @@ _NO_SAMPLES = (
     "import_samples: expected each sample as a mapping from names of columns to values, got one that is {}. Give "
     "dicts, such as {{'x': row}} for each row of an array, or write whole arrays with DatasetWriter.write_batch"
 )
+_WAYS = ("to_frame", "collect", "compute", "toArrow", "to_arrow", "to_pyarrow")  # of series, and of tables not computed
 _UNPACK = "Unpack it first, by gunzip"
 _TABLE = "Read it by pandas.{}, and import its table in Python: fastrack.import_samples(table, folder, key)"
 _ADVICE = {  # by the suffix of a file
@@ -195,7 +234,7 @@ _READERS: dict[str, Callable[[Source, Sequence[str] | None], Iterator[Batch]]] =
     ".txt": lambda files, _: _read_text(files),
     ".jsonl": lambda files, _: json_lines.read_files(files, files.stored),
     ".tar": lambda files, _: archives.read_files(files),
-    ".parquet": tables.read_files,
-    ".arrow": tables.read_files,
-    ".feather": tables.read_files,
+    ".parquet": lambda files, chosen: tables.read_files(files, chosen, files.stored),
+    ".arrow": lambda files, chosen: tables.read_files(files, chosen, files.stored),
+    ".feather": lambda files, chosen: tables.read_files(files, chosen, files.stored),
 }

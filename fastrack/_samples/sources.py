@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fastrack._keys.keyring import KeyLike
@@ -25,6 +25,7 @@ def import_samples(
     append: bool = False,
     skip_existing: bool = False,
     columns: Sequence[str] | None = None,
+    records: Iterable[str] = (),
     progress: Callable[[int], None] | None = None,
 ) -> int:
     r"""Seal samples that you have into a folder of shards, which `SealedDataset` opens.
@@ -53,9 +54,10 @@ def import_samples(
           and what else nests is JSON.
         - A folder of files of one of these kinds, in the order of their names, without folders among them, or several
           such files.
-        - A ``pyarrow.Table`` or ``RecordBatchReader``, a ``pandas.DataFrame`` or a ``datasets.Dataset``, as a Parquet
-          file, or an iterable of samples, as `DatasetWriter.write` takes them. The index of a DataFrame is left out:
-          ``reset_index()`` makes a column of it.
+        - A table of PyArrow, pandas, polars or DuckDB, or another object with ``__arrow_c_stream__``, a
+          ``pyarrow.dataset.Dataset`` or a ``datasets.Dataset``, as a Parquet file. The index of a DataFrame is a column
+          unless it only numbers the rows.
+        - An iterable of samples, as `DatasetWriter.write` takes them; with PyArrow also lists, None, dates and dicts.
 
         Text is UTF-8, or UTF-16 with a byte-order mark. A column ``x`` that has nulls, or empty cells among numbers,
         has NaN there if it is of floats, else 0, False or an empty record, and beside it is a column ``x.valid``
@@ -75,6 +77,8 @@ def import_samples(
         before a sample is stored.
     columns : sequence of str, optional
         The columns to store, in this order. By default all that the source has.
+    records : iterable of str
+        Columns of arrays of one dimension that differ in length, as for `DatasetWriter`.
     progress : callable, optional
         Called with the number of samples read since the previous call, those that are stored already included.
 
@@ -111,7 +115,7 @@ def import_samples(
     (b'Oslo', 709037)
     """
     choices = {"resume": resume, "append": append, "skip_existing": skip_existing, "chosen": columns}
-    return open_import(source, folder, **choices).work(key, shard_size, progress)
+    return open_import(source, folder, records=records, **choices).work(key, shard_size, progress)
 
 
 def open_import(source: Any, folder: str | os.PathLike[str], **choices: Any) -> Import:

@@ -12,6 +12,7 @@ import numpy as np
 from fastrack._files.reader import SealedFile
 from fastrack._keys.keyring import KeyRing
 from fastrack._samples.about import About, read_about
+from fastrack._samples.arrow_types import describe_type
 from fastrack._samples.blocks import OFFSETS, RECORDS, Block, Column, columns_of
 from fastrack._sealed.message_headers import authenticate_headers
 from fastrack._sealed.messages import OpenMessage
@@ -182,7 +183,9 @@ def with_type_of(column: Column, other: Column) -> Column:
     if column.type == other.type:
         return column
     if {column.type, other.type} != {"", "text"}:
-        raise ValueError(f"expected values of the type {other.type!r:.80}, as before, got {column.type!r:.80}")
+        raise ValueError(
+            f"expected values of the type {describe_type(other)!r}, as before, got {describe_type(column)!r}"
+        )
     return replace(column, type="")
 
 

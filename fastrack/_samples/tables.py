@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fastrack._samples.arrow_types import from_arrow, nulls_in, pyarrow, with_nulls
+from fastrack._samples import arrow_types
+from fastrack._samples.arrow_types import from_arrow, join_kinds, nulls_in, pyarrow, with_nulls
 from fastrack._samples.blocks import VALID, Block, Column, source_columns
 from fastrack._util.regular_file import open_regular
 from fastrack._util.shown import shown
@@ -21,65 +24,110 @@ _UNREADABLE = "expected batches of Arrow as its format has them, got others"
 
 
 @dataclass
-class _Nulls:
-    """The columns that have nulls, and those whose lists have nulls in them: found before the first batch is given."""
+class Survey:
+    """Findings before the first batch is given: the columns that have nulls, or nulls in lists, and their types.
 
+    stored : the types of the columns that the samples are added to
+    chosen : the columns that are taken; all by default
+    follow_paths : whether files are read that are given by their paths
+    """
+
+    stored: Mapping[str, Column]
+    chosen: Sequence[str] | None = None
+    follow_paths: bool = False
     columns: set[str] = field(default_factory=set)
     in_lists: set[str] = field(default_factory=set)
+    kinds: dict[str, Any] = field(default_factory=dict)
 
-    def find(self, name: str, array: Any) -> None:
-        has_nulls, has_inner = nulls_in(array)
-        if has_nulls:
-            self.columns.add(name)
-        if has_inner:
-            self.in_lists.add(name)
+    def find(self, arrays: Mapping[str, Any]) -> None:
+        """Look at arrays: PyArrow aborts the process at statistics of Parquet that are malformed."""
+        for name, array in arrays.items():
+            has_nulls, has_inner = nulls_in(array)
+            if has_nulls:
+                self.columns.add(name)
+            if has_inner:
+                self.in_lists.add(name)
+            kind = self.kinds.setdefault(name, array.type)
+            self.kinds[name] = join_kinds(kind, array.type) or kind
+
+    def kind_for(self, name: str, array: Any) -> Any:
+        """Return the type to store an array as; the writer refuses that of the array where there is no other."""
+        kind = arrow_types.stored_kind(self.stored.get(name)) or self.kinds[name]
+        return join_kinds(kind, array.type, is_stored=True) or array.type
 
 
-def read_files(paths: Iterable[Path], chosen: Sequence[str] | None = None) -> Iterator[Mapping[str, Block]]:
+def read_files(
+    paths: Iterable[Path], chosen: Sequence[str] | None, stored: Mapping[str, Column]
+) -> Iterator[Mapping[str, Block]]:
     """Return the batches of Parquet, Arrow and Feather files, in the same order each time that `paths` is iterated."""
-    nulls = _Nulls()
+    survey = Survey(stored, chosen)
     for path in paths:
         with _Refusing(path):
-            _survey(path, chosen, nulls)
+            for batch in _batches_of(path, chosen):
+                survey.find(_arrays_of(batch, survey, path))
     for path in paths:
         with _Refusing(path):
-            yield from _read_batches(_batches_of(path, chosen), nulls, chosen, path)
+            for batch in _batches_of(path, chosen):
+                yield from _read_batch(batch, survey, path)
 
 
-def read_table(source: Any, chosen: Sequence[str] | None = None) -> Iterator[Mapping[str, Block]] | None:
-    """Return the batches of a table of PyArrow, pandas or datasets; None for another object."""
+def read_table(
+    source: Any, chosen: Sequence[str] | None, stored: Mapping[str, Column]
+) -> Iterator[Mapping[str, Block]] | None:
+    """Return the batches of a table of PyArrow, pandas, datasets or with a stream of Arrow; None for another object."""
     package = type(source).__module__.partition(".")[0]
-    if package not in {"pyarrow", "pandas", "datasets"} or package not in sys.modules:
+    is_dataset = package == "datasets" and package in sys.modules
+    is_frame = isinstance(source, getattr(sys.modules.get("pandas"), "DataFrame", ()))
+    is_scanned = package == "pyarrow" and hasattr(source, "scanner")  # a dataset of PyArrow
+    is_once = not is_scanned and not hasattr(source, "__len__")
+    if not (is_dataset or is_frame or is_scanned or hasattr(source, "__arrow_c_stream__")):
         return None
     pa = pyarrow()
-    if package == "pandas":
-        try:
-            source = pa.Table.from_pandas(source, preserve_index=False)
-        except pa.ArrowException:
-            name = _mixed_column(source)
-            column = "" if name is None else f"column {shown(name, 80)}: "
-            raise FormatError(
-                f"DataFrame: {column}expected values of one type, got others. Convert them, for example by astype(str)"
-            ) from None
-    batches: Callable[[], Iterator[Any]]
+    if is_frame:
+        source = _table_of_frame(source)
     if isinstance(source, Mapping):
         raise TypeError(
             f"import_samples: expected one split, got {type(source).__name__} of {shown(', '.join(source))}. "
             "Choose one, such as source['train']"
         )
-    if package == "datasets":
-        batches = lambda: (b for part in source.with_format("arrow").iter(_ROWS) for b in part.to_batches())  # noqa: E731
-    elif isinstance(source, pa.Table):
-        batches = lambda: iter(source.to_batches(max_chunksize=_ROWS))  # noqa: E731
-    elif isinstance(source, pa.RecordBatchReader):
-        batches = lambda: iter(source)  # noqa: E731
-    else:
-        return None
-    is_once = isinstance(source, pa.RecordBatchReader) or not hasattr(source, "__len__")
-    nulls = None if is_once else _survey_batches(batches(), chosen)
+    if not (is_dataset or is_scanned or is_once):
+        try:
+            source = pa.table(source)
+        except (pa.ArrowException, TypeError, ValueError):  # such as a series, which has no names of columns
+            return None
+
+    def batches() -> Iterator[Any]:
+        if is_dataset:
+            return (b for part in source.with_format("arrow").iter(_ROWS) for b in part.to_batches())
+        if is_scanned:
+            return iter(source.to_batches(batch_size=_ROWS))
+        return iter(pa.RecordBatchReader.from_stream(source) if is_once else source.to_batches(_ROWS))
+
     # A file given by its path alone is read for a dataset, and refused elsewhere: the author of the table would choose
     # which files of this machine are read.
-    return _read_batches(batches(), nulls, chosen, package, follow_paths=package == "datasets")
+    return _read_batches(batches, Survey(stored, chosen, is_dataset), package, is_once=is_once)
+
+
+def _table_of_frame(frame: Any) -> Any:
+    """Return a DataFrame as a table of Arrow, with its index as columns, unless that numbers the rows only."""
+    pa = pyarrow()
+    source_columns(map(str, frame.columns), None, "DataFrame")
+    if any(name is not None for name in frame.index.names) or type(frame.index).__name__ != "RangeIndex":
+        try:
+            frame = frame.reset_index()
+        except ValueError:
+            raise FormatError(
+                f"DataFrame: expected names of the index that no column has, got {list(frame.index.names)!s:.80}. "
+                "Rename it (rename_axis), or leave it out by reset_index(drop=True)"
+            ) from None
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    except pa.ArrowException:
+        name = _mixed_column(frame)
+        column = "" if name is None else f"column {shown(name, 80)}: "
+        raise FormatError(
+            f"DataFrame: {column}expected values of one type, got others. Convert them, for example by astype(str)"
+        ) from None
 
 
 def _mixed_column(frame: Any) -> str | None:
@@ -93,63 +141,77 @@ def _mixed_column(frame: Any) -> str | None:
     return None
 
 
-def _survey_batches(batches: Iterable[Any], chosen: Sequence[str] | None) -> _Nulls:
-    nulls = _Nulls()
-    for batch in batches:
-        _validate(batch, "table")
-        for name in source_columns(batch.schema.names, chosen, "table"):
-            nulls.find(name, batch.column(name))
-    return nulls
-
-
 def _read_batches(
-    batches: Iterable[Any],
-    nulls: _Nulls | None,
-    chosen: Sequence[str] | None,
-    where: object,
-    *,
-    follow_paths: bool = False,
+    batches: Callable[[], Iterator[Any]], survey: Survey, where: object, *, is_once: bool
 ) -> Iterator[Mapping[str, Block]]:
-    """Return record batches as columns. Without `nulls`, the first batch is to have all columns that have nulls."""
-    for batch in batches:
-        _validate(batch, where)
-        names = source_columns(batch.schema.names, chosen, where)
-        if not batch.num_rows:
-            continue
-        if nulls is None:
-            nulls = _survey_batches([batch], names)
-        columns: dict[str, Block] = {}
-        for name in names:
-            array = batch.column(name)
-            found = nulls_in(array)
-            if (found[0] and name not in nulls.columns) or (found[1] and name not in nulls.in_lists):
-                raise FormatError(
-                    f"column {name!r:.80}: expected no nulls, as the batches before had none, got some. Fill them, or "
-                    "import files or a table, which are read twice"
-                )
-            block, valid = _files_of(name, array, follow_paths) or from_arrow(
-                name, array, has_inner_nulls=name in nulls.in_lists
+    """Return record batches as columns. Of those that come once, the first is to have all columns that have nulls."""
+    for batch in () if is_once else batches():
+        survey.find(_arrays_of(batch, survey, where))
+    for batch in batches():
+        if is_once and batch.num_rows and not survey.kinds:
+            survey.find(_arrays_of(batch, survey, where))
+        yield from _read_batch(batch, survey, where)
+
+
+def _read_batch(batch: Any, survey: Survey, where: object) -> Iterator[Mapping[str, Block]]:
+    """Return a record batch as columns, unless it is empty."""
+    arrays = _arrays_of(batch, survey, where)
+    if batch.num_rows:
+        yield read_arrays(arrays, survey)
+
+
+def read_arrays(arrays: Mapping[str, Any], survey: Survey) -> dict[str, Block]:
+    """Return arrays as columns."""
+    columns: dict[str, Block] = {}
+    for name, array in arrays.items():
+        found = nulls_in(array)
+        if (found[0] and name not in survey.columns) or (found[1] and name not in survey.in_lists):
+            raise FormatError(
+                f"column {name!r:.80}: expected no nulls, as the batches before had none, got some. Fill them, or "
+                "import files, a table or a list, which are read twice"
             )
-            columns[name] = block
-            if name in nulls.columns:
-                columns[name + VALID] = Block.of(np.ones(len(array), np.bool_) if valid is None else valid)
-        yield columns
+        block, valid = _files_of(name, array, survey.follow_paths) or from_arrow(
+            name, array, has_inner_nulls=name in survey.in_lists, kind=survey.kind_for(name, array)
+        )
+        columns[name] = block
+        if name in survey.columns:
+            columns[name + VALID] = Block.of(np.ones(len(array), np.bool_) if valid is None else valid)
+    return columns
 
 
-def _validate(batch: Any, where: object) -> None:
-    """Refuse values that are none of their type, such as text that is no UTF-8. PyArrow does not look at them."""
+def infer(name: str, values: Sequence[Any]) -> Any:
+    """Return values of a sample as an array of the type that Arrow infers, if it holds all of them."""
+    pa, got = pyarrow(), "others, such as text beside numbers"
+    try:
+        array = pa.array(values)
+        if not re.search("date|timestamp", str(array.type)) or _are_same(values, array.to_pylist()):
+            return array
+    except UnicodeEncodeError:
+        got = "text with lone surrogates"
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):  # whose text may have values
+        pass
+    raise FormatError(
+        f"samples: column {shown(name, 80)}: expected values of one type that Arrow has, got {got}. Convert them, for "
+        "example by json.dumps"
+    )
+
+
+def _are_same(value: Any, stored: Any) -> bool:
+    """Return whether dates and times were stored as they are: among dates Arrow drops times of day, and zones."""
+    if isinstance(value, Mapping):
+        return all(_are_same(each, stored[name]) for name, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(map(_are_same, value, stored))
+    return not isinstance(value, date) or bool(value == stored)
+
+
+def _arrays_of(batch: Any, survey: Survey, where: object) -> dict[str, Any]:
+    """Return the chosen columns of a batch; refuse values that are none of their type, at which PyArrow does not look."""
     try:
         batch.validate(full=True)
     except pyarrow().ArrowException:
         raise FormatError(f"{where}: {_UNREADABLE}. Write it again") from None
-
-
-def _survey(path: Path, chosen: Sequence[str] | None, nulls: _Nulls) -> None:
-    """Find the nulls of a file by reading: PyArrow aborts the process at statistics of Parquet that are malformed."""
-    for batch in _batches_of(path, chosen):
-        _validate(batch, path)
-        for name in source_columns(batch.schema.names, chosen, path):
-            nulls.find(name, batch.column(name))
+    return {name: batch.column(name) for name in source_columns(batch.schema.names, survey.chosen, where)}
 
 
 class _Refusing:

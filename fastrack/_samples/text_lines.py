@@ -5,11 +5,11 @@ from __future__ import annotations
 import codecs
 import io
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError
@@ -20,8 +20,9 @@ Line = tuple[bytes, Path, int]
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 MARKS = tuple(mark for mark, _ in _MARKS)
 """Byte-order marks, with which no text begins."""
-_LINES = 1024  # of a batch, at most
-_BATCH_SIZE = 8 << 20  # bytes of a batch, but for its last line
+_ITEMS = 1024  # of a batch, at most
+_BATCH_SIZE = 8 << 20  # bytes of a batch, but for its last item
+_Item = TypeVar("_Item")
 _NUL = "expected text, got a NUL byte. Save the file as text in UTF-8, or leave it out"
 
 
@@ -41,16 +42,17 @@ def lines_of(path: Path) -> Iterator[bytes]:
 def read_lines(path: Path, *, keep_empty: bool = True) -> Iterator[list[Line]]:
     """Return batches of the lines of a file, limited in lines and bytes."""
     lines = ((line, path, number) for number, line in enumerate(lines_of(path), 1) if keep_empty or line.strip())
-    while batch := _take_lines(lines):
+    while batch := take(lines, lambda line: len(line[0])):
         yield batch
 
 
-def _take_lines(lines: Iterator[Line]) -> list[Line]:
-    taken: list[Line] = []
+def take(items: Iterator[_Item], size_of: Callable[[_Item], int]) -> list[_Item]:
+    """Return the next items, limited in number and, but for the last one, in size."""
+    taken: list[_Item] = []
     size = 0
-    for line in islice(lines, _LINES):
-        taken.append(line)
-        size += len(line[0])
+    for item in islice(items, _ITEMS):
+        taken.append(item)
+        size += size_of(item)
         if size >= _BATCH_SIZE:
             break
     return taken

@@ -454,6 +454,11 @@ CASES = {
     "import_samples: a spreadsheet": lambda: imported("a.xlsx", b""),
     "import_samples: a member for nulls": lambda: imported("a.jsonl", b'{"x": 1}\n{"x.valid": "1"}'),
     "import_samples: samples without names": lambda: fastrack.import_samples([(1, 2)], new("samples"), KEY),
+    "import_samples: a dict of lists": lambda: fastrack.import_samples({"x": [1, 2]}, new("samples"), KEY),
+    "import_samples: arrays of several shapes": lambda: fastrack.import_samples(
+        [{"x": np.ones((2, 2))}, {"x": np.ones((3, 2))}], new("samples"), KEY
+    ),
+    "import_samples: half an emoji": lambda: imported("a.jsonl", b'{"x": "\\ud83d"}'),
     "import_samples: no JSON": lambda: imported("a.jsonl", b"x"),
     "import_samples: an empty archive": lambda: imported("a.tar", b""),
     "import_samples: a URL": lambda: fastrack.import_samples("s3://bucket/a.txt", new("samples"), KEY),

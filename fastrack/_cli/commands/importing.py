@@ -1,6 +1,5 @@
 """``fastrack import``: seal samples that are in files of other formats; ``fastrack index``: list their shards."""
 
-import base64
 import contextlib
 import os
 import re
@@ -312,12 +311,13 @@ def _describe_columns(columns: "Mapping[str, Column]") -> list[tuple[str, str]]:
 
 
 def _describe(column: "Column") -> str:
+    from fastrack._samples.arrow_types import describe_type
+
     if column.type == "json":
         return "JSON"
     if column.type.startswith("arrow:"):
-        words = _describe_arrow(column.type.removeprefix("arrow:"))
-        if words is not None:
-            return words
+        kind = describe_type(column)
+        return next((words for start, words in _ARROW.items() if kind.startswith(start)), kind)
     if column.shape is None and column.dtype == "U8":
         return "text" if column.type == "text" else "bytes"
     match = re.match(r"([A-Z]+)(\d+)", column.dtype)
@@ -327,13 +327,3 @@ def _describe(column: "Column") -> str:
     if column.shape is None:
         return f"lists of {numbers}"
     return f"{'x'.join(map(str, column.shape))} arrays of {numbers}" if column.shape else numbers
-
-
-def _describe_arrow(text: str) -> str | None:
-    try:
-        import pyarrow as pa
-
-        kind = str(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))).field(0).type)
-    except (ImportError, ValueError, OSError):
-        return None
-    return next((words for start, words in _ARROW.items() if kind.startswith(start)), kind)
