@@ -230,7 +230,12 @@ def _array(name: str, column: Column, block: Block) -> Any:
 
 
 def _is_arrow(column: Column) -> bool:
-    return column.type.startswith(arrow_types.ARROW)
+    """Return whether values have a type of Arrow, other than one of numbers, which its categories may be."""
+    if not column.type.startswith(arrow_types.ARROW):
+        return False
+    types, kind = arrow_types.pyarrow().types, arrow_types.plain_kind(arrow_types.kind_of(column)[0])
+    is_number = (types.is_boolean, types.is_integer, types.is_floating, types.is_duration)
+    return not any(is_one(kind) for is_one in is_number)
 
 
 def _is_list(column: Column) -> bool:

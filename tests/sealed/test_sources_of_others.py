@@ -331,6 +331,33 @@ def test_arrays_of_several_lengths_are_records_on_request(tmp_path, key):
         import_samples(images, tmp_path / "images", key, records=["x"])
 
 
+# Out again.
+
+
+@each(
+    "values",
+    [
+        array([3, 1, 3]).dictionary_encode(),
+        array([3.0, 1.5, 3.0]).dictionary_encode(),
+        array([True, False, True]).dictionary_encode(),
+        pa.RunEndEncodedArray.from_arrays(array([1, 3], pa.int32()), array([3, 1])),
+        array([1, 2, 3], pa.duration("us")),
+        array([3, None, 3]).dictionary_encode(),
+    ],
+)
+def test_categories_of_numbers_are_numbers_in_json_and_csv(tmp_path, key, values):
+    import_samples(pa.table({"x": values}), tmp_path / "out", key)
+    plain = values.cast(pa.int64()) if pa.types.is_duration(values.type) else values
+    for suffix in ("jsonl", "csv"):
+        export_samples(tmp_path / "out", tmp_path / f"out.{suffix}", key)
+    found = [json.loads(line)["x"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [(x, type(x)) for x in found] == [(x, type(x)) for x in plain.to_pylist()]
+    import_samples(tmp_path / "out.csv", tmp_path / "again", key)
+    if not isinstance(plain[0].as_py(), bool):
+        assert back(tmp_path / "again", key)["x"].to_pylist() == plain.to_pylist()
+    assert back(tmp_path / "out", key)["x"].to_pylist() == values.to_pylist()
+
+
 # Folders.
 
 
