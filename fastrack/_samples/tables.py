@@ -206,7 +206,7 @@ def _are_same(value: Any, stored: Any) -> bool:
 
 
 def _arrays_of(batch: Any, survey: Survey, where: object) -> dict[str, Any]:
-    """Return the chosen columns of a batch; refuse values that are none of their type, at which PyArrow does not look."""
+    """Return the chosen columns of a batch; refuse values that are none of their type: PyArrow does not look."""
     try:
         batch.validate(full=True)
     except pyarrow().ArrowException:
