@@ -86,6 +86,7 @@ def test_a_file_of_nulls_is_of_the_type_of_another(tmp_path, key, values):
     assert (found.type, found.to_pylist()) == (array(values).type, [None, None, *values, None])
 
 
+@pytest.mark.slow
 @each(
     ("first", "second", "told"),
     [
@@ -334,6 +335,7 @@ def test_arrays_of_several_lengths_are_records_on_request(tmp_path, key):
 # Out again.
 
 
+@pytest.mark.slow
 @each(
     "values",
     [

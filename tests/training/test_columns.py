@@ -546,6 +546,7 @@ def test_a_shard_that_is_replaced_while_places_are_read_is_refused(tmp_path, key
         SealedDataset(tmp_path / "set", keys=key)
 
 
+@pytest.mark.slow
 def test_classes_are_named_in_the_order_of_their_labels(tmp_path, key, key_file):
     for name in ("dogs", "ants", "cats"):
         for number in range(2):
