@@ -23,7 +23,7 @@ from fastrack._tensors import dtypes
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.locations import Location
 from fastrack._util.pickles import unpickle
-from fastrack._util.public import explained, public
+from fastrack._util.public import public
 from fastrack._util.shown import shown
 from fastrack.errors import FastrackError, FormatError, GrantError
 from fastrack.format import HEADER_SIZE, message_size
@@ -97,7 +97,6 @@ class SealedTensor(Handle):
         "scale",
     )
 
-    @explained
     def __init__(
         self,
         context: MessageContext,

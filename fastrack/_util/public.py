@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from importlib import import_module
@@ -11,7 +12,9 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-_SINGULAR_AND_PLURAL = {"key": "keys", "keys": "key"}
+_MEANT = {"key": "keys", "keys": "key", "batch_size": "global_batch_size"}
+"""Parameters of another name, by the one that was given."""
+
 _ELSEWHERE = {
     "load_file": "It needs no key and opens nothing; load_tensors(path, device, keys=...) opens the tensors",
     "SealedTensor": "seal(tensor, key, name) makes one",
@@ -20,43 +23,55 @@ _ELSEWHERE = {
 
 
 def public(thing: T) -> T:
-    """Set ``__module__`` of a class or function to "fastrack", for tracebacks, pickles and documentation."""
-    if isinstance(thing, FunctionType):
-        thing = explained(thing)
-    thing.__module__ = "fastrack"
-    return thing
+    """Set ``__module__`` of a class or function to "fastrack", and have its calls explained that do not fit.
+
+    Tracebacks, pickles and documentation name it from there.
+    """
+    return published(thing, "fastrack")
 
 
 def attest_public(thing: T) -> T:
     """Set ``__module__`` of a class or function to "fastrack.attest", like `public` for `fastrack`."""
-    thing.__module__ = "fastrack.attest"
+    return published(thing, "fastrack.attest")
+
+
+def published(thing: Any, module: str) -> Any:
+    """Set ``__module__`` of a class or function to a module that has it, and have its calls explained."""
+    made = getattr(thing, "__init__", None)
+    if isinstance(thing, FunctionType):
+        thing = explained(thing)
+    elif isinstance(made, FunctionType) and made.__module__.startswith("fastrack"):  # no class of typing or torch
+        thing.__init__ = explained(made, thing.__name__)
+    thing.__module__ = module
     return thing
 
 
-def explained(function: F) -> F:
-    """Have a call whose arguments do not fit raise TypeError with the way to call the function."""
+def explained(function: F, name: str | None = None) -> F:
+    """Have a call whose arguments do not fit raise TypeError with the way to call the function, or class `name`."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except TypeError as error:
-            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+            inner = error.__traceback__ and error.__traceback__.tb_next
+            while inner is not None and inner.tb_frame.f_code.co_filename == contextlib.__file__:
+                inner = inner.tb_next  # of a context manager, which calls the function
+            if inner is not None:
                 raise  # by the function, to which the arguments did fit
             problem = str(error)
-        raise TypeError(_explain(function, problem, kwargs)) from None
+        raise TypeError(_explain(function, name or function.__name__, problem, kwargs)) from None
 
     return call  # type: ignore[return-value]
 
 
-def _explain(function: Callable[..., Any], problem: str, given: Mapping[str, object]) -> str:
+def _explain(function: Callable[..., Any], name: str, problem: str, given: Mapping[str, object]) -> str:
     from inspect import Parameter, Signature, signature  # deferred: few processes need it
 
     known = {name: each for name, each in signature(function).parameters.items() if name != "self"}
     usage = Signature([each.replace(annotation=Parameter.empty) for each in known.values()])
-    name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
     message = f"{name}() {problem.partition('() ')[2]}: expected {name}{usage}"
-    advice = [f"Pass {_SINGULAR_AND_PLURAL[each]}=" for each in given if _SINGULAR_AND_PLURAL.get(each) in known]
+    advice = [f"Pass {_MEANT[each]}=" for each in given if each not in known and _MEANT.get(each) in known]
     return ". ".join([message, *advice[:1], *([_ELSEWHERE[name]] if name in _ELSEWHERE else [])])
 
 

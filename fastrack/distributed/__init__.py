@@ -28,6 +28,7 @@ from fastrack._util.extras import require
 require("torch", "fastrack.distributed", "torch")
 
 # ruff: noqa: E402 - after the error that says what to install
+from fastrack._util.public import published as _published
 from fastrack.distributed._group import SecureGroup
 from fastrack.distributed._process_group import init_process_group
 from fastrack.distributed._reader import CheckpointReader
@@ -41,4 +42,4 @@ __all__ = [
 ]
 
 for _name in __all__:
-    globals()[_name].__module__ = "fastrack.distributed"  # the path that users import them from
+    globals()[_name] = _published(globals()[_name], "fastrack.distributed")  # the path that users import them from

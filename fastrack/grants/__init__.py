@@ -22,8 +22,9 @@ from __future__ import annotations
 from fastrack._keys.grants import Grant, Grants
 from fastrack._keys.recipients import Identity, Recipient
 from fastrack._keys.signing import Signer, Verifier
+from fastrack._util.public import published as _published
 
 __all__ = ["Grant", "Grants", "Identity", "Recipient", "Signer", "Verifier"]
 
 for _name in __all__:
-    globals()[_name].__module__ = "fastrack.grants"  # the path that users import them from
+    globals()[_name] = _published(globals()[_name], "fastrack.grants")  # the path that users import them from

@@ -9,10 +9,11 @@ import their server: ``fastrack.kv.vllm`` (a connector), ``fastrack.kv.vllm_tier
 ``fastrack.kv.lmcache`` (an L2 adapter, and a serde) and ``fastrack.kv.sglang`` (a storage backend of HiCache).
 """
 
+from fastrack._util.public import published as _published
 from fastrack.kv._folder import BlockFolder
 from fastrack.kv._sealer import BlockContext, BlockSealer
 
 __all__ = ["BlockContext", "BlockFolder", "BlockSealer"]
 
 for _name in __all__:
-    globals()[_name].__module__ = __name__
+    globals()[_name] = _published(globals()[_name], __name__)

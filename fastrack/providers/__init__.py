@@ -16,6 +16,7 @@ Examples
 from __future__ import annotations
 
 from fastrack._keys.wrapped import KeyWrapper, WrappedKey, open_wrapper
+from fastrack._util.public import published as _published
 from fastrack.providers._aws import AwsKms
 from fastrack.providers._azure import AzureKeyVault
 from fastrack.providers._gcp import GcpKms
@@ -38,4 +39,4 @@ __all__ = [
 ]
 
 for _name in __all__:
-    globals()[_name].__module__ = "fastrack.providers"  # the path that users import them from
+    globals()[_name] = _published(globals()[_name], "fastrack.providers")  # the path that users import them from
