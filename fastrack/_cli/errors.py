@@ -1,11 +1,9 @@
 """Conversion of exceptions to one line on stderr and an exit status."""
 
 import contextlib
-import difflib
 import errno
 import functools
 import glob
-import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -17,11 +15,11 @@ import typer
 from fastrack._cli.console import STDOUT, clean, note, print_error
 from fastrack._util.key_text import has_key
 from fastrack._util.locations import NO_NAME, NO_PATH, without_password
+from fastrack._util.regular_file import not_found
 from fastrack._util.shown import HIDDEN
 from fastrack.errors import FastrackError
 
 Parameters = ParamSpec("Parameters")
-_LISTED = 1000  # names of a folder to look for the one that was meant
 
 
 class Terminated(SystemExit):
@@ -167,18 +165,14 @@ def _system_message(error: OSError) -> str:
 
 
 def _alternative(error: OSError, path: Path) -> str:
-    """Return advice for a path that is not there: a file of almost the same name."""
+    """Return advice for a path that is not there: one of almost the same name, or what its pattern matches."""
     if error.errno != errno.ENOENT or error.strerror != os.strerror(errno.ENOENT):
         return ""
-    if glob.has_magic(str(path)):
-        return ". No name matches the pattern"
-    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
-        found = (Path(entry) for entry in itertools.islice(entries, _LISTED))
-        # By the stem, as suffixes alone make names alike. Of one stem, take the name of the same suffix.
-        names = {name.stem: name.name for name in sorted(found, key=lambda name: (name.suffix == path.suffix, name))}
-        near = difflib.get_close_matches(path.stem, names, n=1, cutoff=0.7)
-        return f". Did you mean {path.with_name(names[near[0]])}?" if near else ""
-    return ""
+    if not glob.has_magic(str(path)):
+        return str(not_found(path).strerror).removeprefix(error.strerror)
+    if any(glob.iglob(str(path), recursive=True)):  # noqa: PTH207 - a text
+        return ". It is a pattern, which is not matched here: name the file"
+    return ". No name matches the pattern"
 
 
 def _parameter_of(error: typer.BadParameter) -> str:

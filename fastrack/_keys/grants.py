@@ -35,6 +35,7 @@ from fastrack._util.documents import (
     parsing,
     require,
 )
+from fastrack._util.locations import require_path
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError, GrantError, UnknownKeyError
 
@@ -331,7 +332,7 @@ class Grants:
 
         Raise OSError if the file cannot be written.
         """
-        with new_file(Path(path), succeeds=self._is_of_key) as file:
+        with new_file(Path(require_path(path)), succeeds=self._is_of_key) as file:
             file.write(self.envelope)
 
     def _is_of_key(self, content: bytes) -> bool:

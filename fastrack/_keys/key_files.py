@@ -23,6 +23,7 @@ from fastrack._keys.keys import read_private
 from fastrack._util.atomic import new_file
 from fastrack._util.documents import decode_bytes, encode_bytes
 from fastrack._util.key_text import KeyText
+from fastrack._util.locations import require_path
 from fastrack._util.regular_file import open_regular
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError
@@ -98,13 +99,13 @@ class PublicKey:
         Raise FormatError if the file is no public key of this kind, or if `path` looks like a key itself. Raise OSError
         if the file cannot be read.
         """
-        with cls._open(Path(path)) as file:
+        with cls._open(Path(require_path(path))) as file:
             content = file.read(_PUBLIC_LIMIT + 1)
         return cls.parse(content.decode(errors="replace"), source=str(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a new public file. No file is ever replaced."""
-        with new_file(Path(path), mode=0o644, overwrite=False) as file:  # which others may not write to
+        with new_file(Path(require_path(path)), mode=0o644, overwrite=False) as file:  # which others may not write to
             file.write(f"{self}\n".encode())
 
     def __str__(self) -> str:
@@ -177,7 +178,7 @@ class SecretKey(ABC):
         """Write a new secret file that only its owner may read (mode 0600). No file is ever replaced."""
         algorithm = self._public.algorithm
         head = f"# fastrack secret key, {algorithm}, id {self._public.id}\nfastrack-secret-1:{algorithm}:"
-        with new_file(Path(path), mode=0o600, overwrite=False) as file:
+        with new_file(Path(require_path(path)), mode=0o600, overwrite=False) as file:
             file.write(head.encode() + binascii.hexlify(self._secret_bytes()) + b"\n")
 
     def __reduce__(self) -> NoReturn:

@@ -27,6 +27,7 @@ from fastrack._crypto.message_keys import MessageKeyCache
 from fastrack._crypto.secret_bytes import SecretBytes
 from fastrack._util.atomic import is_trusted_owner, new_file
 from fastrack._util.key_text import KeyText
+from fastrack._util.locations import require_path
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_pipe_or_regular, open_regular
 from fastrack._util.rights import require_own
@@ -235,7 +236,7 @@ class Key:
         self.require_unrestricted()
         text = self._format()
         try:
-            with new_file(Path(path), mode=0o600, overwrite=False) as file:
+            with new_file(Path(require_path(path)), mode=0o600, overwrite=False) as file:
                 file.write(text)
         finally:
             text[:] = bytes(len(text))
@@ -362,7 +363,7 @@ def read_private(path: str | os.PathLike[str], limit: int) -> Iterator[bytearray
     Raise FormatError if the path looks like a key itself. Raise KeyPermissionError if others own the file, or may use
     or replace it. Raise OSError if the file cannot be read.
     """
-    path = Path(path)
+    path = Path(require_path(path))
     with open_pipe_or_regular(path) as file:
         _refuse_if_shared(file, path)
         with _wiped_content(file, limit) as content:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from io import IOBase
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from fastrack._samples import archives, csv_files, folders, json_lines, tables
 from fastrack._samples.blocks import VALID, Block, Column, is_value, require_names, source_columns
 from fastrack._samples.text_lines import Line, read_lines, require_text, take
 from fastrack._util.locations import Location, locate_local
+from fastrack._util.regular_file import matching, not_found
 from fastrack.errors import FormatError
 
 Batch = Mapping[str, Any]
@@ -58,7 +60,10 @@ class Source:
 
     def require_same(self, path: Path) -> None:
         """Refuse a file that is another than at the first look: samples would be lost or torn, and none tell of it."""
-        status = path.stat()
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            raise not_found(path) from None
         state = hash((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
         if self._seen.setdefault(str(path), state) != state:
             raise FormatError(f"{path}: expected the file as it was at the first look, got one that changed. Try again")
@@ -91,9 +96,9 @@ def open_source(
     Raise FormatError if it is of no kind that can be read, or a chosen column is absent.
     """
     if isinstance(source, (str, os.PathLike)):
-        paths = [locate_local(source)]
+        paths = _named([source])
     elif isinstance(source, Sequence) and source and all(isinstance(path, (str, os.PathLike)) for path in source):
-        paths = [locate_local(path) for path in source]
+        paths = _named(source)
     else:
         opened = Source([], stored=stored)
         batches = _read_object(source, chosen, opened.stored)
@@ -116,6 +121,11 @@ def open_source(
         batches = opened.watch(_reader_of(opened.paths, paths[0])(opened, chosen))
         opened.batches = ((opened.name_of(opened.current), batch) for batch in _choose(batches, chosen, paths[0]))
     return opened
+
+
+def _named(names: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """Return local paths, and in the place of a pattern those that it matches."""
+    return [path for name in names for path in matching(locate_local(name)) or [locate_local(name)]]
 
 
 def _reader_of(paths: list[Path], source: Path) -> Callable[[Source, Sequence[str] | None], Iterator[Batch]]:
@@ -151,7 +161,7 @@ def _read_object(source: Any, chosen: Sequence[str] | None, stored: Mapping[str,
     if batches is not None:
         return batches
     way = next((name for name in _WAYS if callable(getattr(source, name, None))), None)
-    if way is None and isinstance(source, Iterable) and not isinstance(source, Mapping):
+    if way is None and isinstance(source, Iterable) and not isinstance(source, (Mapping, str, bytes, IOBase)):
         return _read_samples(source, chosen, stored)
     advice = "such an object, or write samples with a DatasetWriter"
     if way is not None:

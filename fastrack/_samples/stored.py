@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.locations import Location, join
+from fastrack._util.regular_file import not_found
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
@@ -76,6 +78,8 @@ class DataSet:
 def shards_in(folder: Location) -> list[Location]:
     """Return the shards that a `DatasetWriter` wrote into a folder, in order. Raise FormatError if one is missing."""
     if isinstance(folder, Path):
+        if not os.path.lexists(folder):
+            raise not_found(folder)
         return [folder / name for name in order_shards((path.name for path in folder.iterdir()), folder)]
     from fastrack._remote.upload import list_names
 

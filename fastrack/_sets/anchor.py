@@ -18,7 +18,7 @@ from fastrack._sets.entries import SUFFIX, PlainEntry, SealedEntry
 from fastrack._sets.manifest import HISTORY_LIMIT, Manifest, load_manifest
 from fastrack._util.atomic import new_file
 from fastrack._util.documents import DIGEST, ID, decode, encode, is_number, matches, parsing, require
-from fastrack._util.locations import locate_local
+from fastrack._util.locations import locate_local, require_path
 from fastrack._util.public import public
 from fastrack._util.rights import open_own
 from fastrack._util.shown import shown
@@ -84,7 +84,7 @@ class Anchor:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, manifest: str | os.PathLike[str] | None = None) -> None:
-        self.path = Path(path)
+        self.path = Path(require_path(path))
         self._state = _read(self.path)
         self._manifest_path = None if manifest is None else Path(manifest)
         self._manifest: Manifest | None = None
@@ -139,7 +139,7 @@ class Anchor:
         if least_version < 0:
             raise ValueError(f"least_version=: expected 0 or more, got {least_version}")
         state = _State(owner, lineage, least_version, None)
-        with new_file(Path(path), mode=0o600, overwrite=False) as file:
+        with new_file(Path(require_path(path)), mode=0o600, overwrite=False) as file:
             file.write(state.encode())
         return cls(path)
 

@@ -17,7 +17,7 @@ from fastrack._tensors.arrays import Bytes
 from fastrack._util.documents import DIGEST, ID, NUMBER_LIMIT, encode, encode_bytes, is_number, matches, require
 from fastrack._util.locations import Location, Url
 from fastrack._util.pickles import unpickle
-from fastrack._util.regular_file import open_regular
+from fastrack._util.regular_file import not_found, open_regular
 from fastrack.errors import AuthenticationError, FormatError, RollbackError
 from fastrack.format import HEADER_SIZE
 
@@ -254,7 +254,7 @@ def walk(folder: Path) -> dict[str, Path]:
 
 
 def _raise(error: OSError) -> None:
-    raise error
+    raise not_found(error.filename) if isinstance(error, FileNotFoundError) else error
 
 
 def sha256_of(content: Any) -> str:

@@ -13,7 +13,7 @@ from fastrack._sets.entries import Entry, PlainEntry, SealedEntry, walk
 from fastrack._sets.manifest import HISTORY_LIMIT, Manifest, is_name, load_manifest, sign_manifest
 from fastrack._util.atomic import new_file
 from fastrack._util.key_text import refuse_key_text
-from fastrack._util.locations import locate_local
+from fastrack._util.locations import locate_local, several
 from fastrack._util.public import public
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError, RollbackError
@@ -79,7 +79,9 @@ def publish(
     >>> manifest.version
     2
     """
-    chosen = [locate_local(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
+    if not isinstance(signer, Signer):
+        raise TypeError(f"signer=: expected a Signer, got {type(signer).__name__}. Signer.load(path) reads one")
+    chosen = list(map(locate_local, several(paths)))
     if not chosen or (manifest is None and len(chosen) != 1):
         raise ValueError(f"publishing failed: expected one path, or manifest=, got {len(chosen)} paths")
     target = manifest_path(chosen[0]) if manifest is None else locate_local(manifest)

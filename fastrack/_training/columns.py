@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-import glob
 import os
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import IOBase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,8 @@ from fastrack._sealed.indexing import Indices
 from fastrack._training.handles import CombinedDataset, DatasetHandle, record_layout, row_layout, window_layout
 from fastrack._training.plain_columns import PlainColumns
 from fastrack._training.shards import PathLike, Shards, columns_in, require_samples
-from fastrack._util.locations import Location, Url, join, locate, without_password
+from fastrack._util.locations import Location, Url, join, locate
+from fastrack._util.regular_file import matching, no_match
 from fastrack._util.shown import list_names, shown
 from fastrack.errors import FormatError
 
@@ -110,7 +111,7 @@ def _list_remote(url: Url) -> _Listed | None:
     else:
         objects = list_objects(url)
     if pattern and not objects:
-        raise _no_match(url)
+        raise no_match(url)
     return split_pattern(url)[0], {name: size for name, size, _ in objects}, not pattern
 
 
@@ -121,14 +122,8 @@ def _list_local(path: Path, anchor: Anchor | None) -> _Listed | None:
             for name in list(filter(SHARD.fullmatch, names)) or names:
                 anchor.require_file(path / name)
         return path, dict(_sizes_in(path)), True
-    text = str(path)
-    # What was a URL before it was made a path is refused as a file, without its password.
-    if not glob.has_magic(text) or os.path.lexists(path) or without_password(text) != text:
-        return None
-    found = sorted(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207 - of any pattern, absolute too
-    if not found:
-        raise _no_match(path)
-    return Path(), {str(name): 0 for name in found}, False
+    found = matching(path)
+    return None if found is None else (Path(), {str(name): 0 for name in found}, False)
 
 
 def _sizes_in(folder: Path) -> Iterator[tuple[str, int]]:
@@ -141,10 +136,6 @@ def _sizes_in(folder: Path) -> Iterator[tuple[str, int]]:
                 except FileNotFoundError:
                     if not entry.name.startswith("."):  # such as an editor's lock, a link to nothing
                         raise
-
-
-def _no_match(pattern: Location) -> FileNotFoundError:
-    return FileNotFoundError(errno.ENOENT, "expected files that match this pattern, got none. Check it", str(pattern))
 
 
 def _only(file_ids: Sequence[str] | None) -> str | None:
@@ -161,7 +152,7 @@ def require_files(paths: object, columns: object) -> None:
     """Raise TypeError if the arguments of `SealedDataset` are others, such as tensors or a key."""
     usage = "Call SealedDataset(paths, columns, keys=...), of files that DatasetWriter or save_file wrote"
     for path in paths if isinstance(paths, (list, tuple)) else [paths]:
-        is_other = path is not paths or isinstance(paths, Mapping) or hasattr(paths, "shape")
+        is_other = path is not paths or isinstance(paths, (Mapping, bytes, IOBase)) or hasattr(paths, "shape")
         if not isinstance(path, (str, os.PathLike)) and (is_other or not isinstance(paths, Iterable)):
             raise TypeError(f"paths: expected sealed files, got {shown(path)}. {usage}")
     if columns is not None and not isinstance(columns, Iterable):

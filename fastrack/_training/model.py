@@ -26,7 +26,7 @@ from fastrack._transfer.api import group, to_device
 from fastrack._transfer.inputs import ALLOCATE
 from fastrack._transfer.safe_open import require_tensors
 from fastrack._util.extras import require
-from fastrack._util.locations import locate
+from fastrack._util.locations import locate, several
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FormatError
 
@@ -319,11 +319,9 @@ def _open(
     """Return all sealed tensors of a file, a folder or several files, and the closed files."""
     if isinstance(source, SealedFolder) or (isinstance(source, (str, os.PathLike)) and Path(source).is_dir()):
         return open_folder(source, keys, anchor).weights(), []
-    if isinstance(source, (str, os.PathLike)):
-        source = [source]
     anchor = resolve_anchor(anchor)
     with ExitStack() as stack:
-        files = [stack.enter_context(load_file(path, anchor=anchor)) for path in source]
+        files = [stack.enter_context(load_file(path, anchor=anchor)) for path in several(source)]
         for file in files:
             require_tensors(file)
         return merge_tensors(files), files

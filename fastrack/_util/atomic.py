@@ -130,6 +130,8 @@ def _resolve(path: Path, *, overwrite: bool) -> Path:
 
 def require_replaceable(path: Path, succeeds: Callable[[bytes], bool] | None = None) -> None:
     """Raise FileExistsError if `path` is a key, an anchor or grants, unless `succeeds` accepts its content."""
+    if not os.path.lexists(path):
+        return
     try:
         with open_regular(path) as file:
             beginning = file.read(_BEGINNING)
@@ -262,6 +264,8 @@ def _errors_of(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not path.parent.exists():
+            raise FileNotFoundError(errno.ENOENT, "no such directory for it; make it first", str(path)) from None
         raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from None
 
 

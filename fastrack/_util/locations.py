@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
+from io import IOBase
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote
 
 from fastrack._util.key_text import refuse_key_text
@@ -85,7 +88,7 @@ NO_NAME = (  # another
 
 def locate(path: str | os.PathLike[str]) -> Location:
     """Return a `Path`, or a `Url` for a file on a server. A ``file://`` URL becomes a path."""
-    text = os.fspath(path)
+    text = require_path(path)
     if not text:
         raise ValueError("expected a path, got an empty text. Name a file or a folder; . is the current one")
     match = _URL.match(text)
@@ -146,15 +149,25 @@ def locate_local(path: str | os.PathLike[str]) -> Path:
     return location
 
 
-def require_path(path: object, usage: str) -> None:
-    """Raise TypeError if `path` is not a path, for example when arguments are swapped. `usage` shows the call."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"path: expected str or os.PathLike, got {type(path).__name__}. Call {usage}")
+def require_path(path: object, usage: str = "") -> str:
+    """Return the text of a path. Raise TypeError if it is none, such as a swapped argument; `usage` shows the call."""
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
+    if isinstance(text, str):
+        return text
+    advice = "Pass os.fsdecode of it" if isinstance(text, bytes) else "Name a file or a folder"
+    advice = f"Call {usage}" if usage else "Pass its name" if hasattr(text, "read") else advice
+    raise TypeError(f"path: expected str or os.PathLike, got {type(text).__name__}. {advice}")
+
+
+def several(given: Any) -> Iterable[Any]:
+    """Return the paths of an argument that may be one path, or several."""
+    is_one = isinstance(given, (str, bytes, os.PathLike, IOBase)) or not isinstance(given, Iterable)
+    return [given] if is_one else given
 
 
 def require_local(path: str | os.PathLike[str]) -> None:
     """Refuse a URL, or a `pathlib.Path` made from a URL."""
-    text = os.fsdecode(path)
+    text = require_path(path)
     if (match := _COLLAPSED.match(text)) and not os.path.lexists(f"{match[1]}:"):
         raise _no_path(Url(f"{match[1]}://{text[match.end() :]}"))
 

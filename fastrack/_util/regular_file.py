@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
+import itertools
 import os
 import stat
 from collections.abc import Callable
+from pathlib import Path
 
 from fastrack._util.key_text import NOT_A_PATH, looks_secret
-from fastrack._util.locations import require_local
+from fastrack._util.locations import Location, require_local, require_path, without_password
 from fastrack.errors import FormatError
+
+_LISTED = 1000  # names of a folder to look for the one that was meant
 
 
 def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
@@ -26,14 +31,16 @@ def open_pipe_or_regular(path: str | os.PathLike[str]) -> io.FileIO:
 
 
 def _open(path: str | os.PathLike[str], is_expected: Callable[[int], bool]) -> io.FileIO:
-    name = os.fspath(path)
+    name = require_path(path)
     require_local(name)
     try:
         file = io.FileIO(name, opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))
     except IsADirectoryError:
         raise IsADirectoryError(errno.EISDIR, "expected a file, got a folder", name) from None
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
         if not looks_secret(name):
+            if isinstance(error, FileNotFoundError):
+                raise not_found(name) from None
             raise
     else:
         if not is_expected(os.fstat(file.fileno()).st_mode):
@@ -41,6 +48,44 @@ def _open(path: str | os.PathLike[str], is_expected: Callable[[int], bool]) -> i
             raise OSError(errno.EINVAL, "not a regular file; put what it gives into one first", name)
         return file
     raise FormatError(NOT_A_PATH)  # outside the handler, so that its context is not the error with the path
+
+
+def not_found(path: str | os.PathLike[str]) -> FileNotFoundError:
+    """Return the error for a path that is not there. It names one that is, of almost the same name."""
+    import difflib  # deferred, like glob: few processes need them
+    import glob
+
+    missing = Path(path)
+    while missing.parent != missing and not os.path.lexists(missing.parent):
+        missing = missing.parent
+    near, names = [], dict[str, str]()
+    if not glob.has_magic(missing.name):
+        with contextlib.suppress(OSError), os.scandir(missing.parent) as entries:
+            found = sorted(map(Path, itertools.islice(entries, _LISTED)))
+            # By the stem, as suffixes alone make names alike. Of one stem, take the name of the same suffix.
+            names = {each.stem: each.name for each in sorted(found, key=lambda each: each.suffix == missing.suffix)}
+            near = difflib.get_close_matches(missing.stem, names, n=1, cutoff=0.7)
+    advice = f". Did you mean {missing.with_name(names[near[0]])}?" if near else ""
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT) + advice, os.fspath(path))
+
+
+def matching(path: Path) -> list[Path] | None:
+    """Return the paths that a pattern matches, in order; None if `path` is no pattern, or is there under that name."""
+    import glob
+
+    text = str(path)
+    # What was a URL before it was made a path is refused as a file, without its password.
+    if not glob.has_magic(text) or os.path.lexists(path) or without_password(text) != text:
+        return None
+    found = sorted(map(Path, glob.glob(text, recursive=True)))  # noqa: PTH207 - of any pattern, absolute too
+    if not found:
+        raise no_match(path)
+    return found
+
+
+def no_match(pattern: Location) -> FileNotFoundError:
+    """Return the error for a pattern that matches nothing."""
+    return FileNotFoundError(errno.ENOENT, "expected files that match this pattern, got none. Check it", str(pattern))
 
 
 def require_end(file: io.FileIO, size: int, path: str | os.PathLike[str]) -> None:
