@@ -66,9 +66,11 @@ def to_device(
     ----------
     obj : array, SealedTensor, SealedRows, or a pytree of these
         Arrays of NumPy or torch in host memory, sealed tensors or rows of these, of any shape and of any dtype that
-        safetensors has; or a pytree of dicts, lists, tuples, named tuples and dataclasses that holds them. Other leaves
-        are returned unchanged: arrays of text, objects, dates or records, and objects of other classes, even if these
-        hold tensors. Sealed tensors in sets, views of dicts, deques and namespaces are refused, and so are generators.
+        safetensors has; or a pytree of dicts, lists, tuples, named tuples and dataclasses that holds them. Beside one,
+        other leaves are returned unchanged: arrays of text, objects, dates or records, and objects of other classes,
+        even if these hold tensors. Without one, what could be a tensor is refused: a list of numbers, a table, an
+        image. So are arrays of other frameworks, which have ``__dlpack__``, sealed
+        tensors in sets, views of dicts, deques and namespaces, and generators.
     device : str or torch.device, optional
         "cpu", the default, or "cuda:N".
     keys : KeySource, optional
@@ -97,7 +99,8 @@ def to_device(
     array or pytree
         The same pytree, with arrays on the device. Plain arrays keep the order of their dimensions in memory, such as
         Fortran order; torch tensors their strides, such as those of ``channels_last``, and their subclass with its
-        attributes. Slices and expanded tensors become contiguous, and sealed tensors are. Gradients are not copied.
+        attributes. Slices and expanded tensors become contiguous, and sealed tensors are. Gradients are not copied:
+        no result requires one, and in the place of a Parameter is a tensor.
 
     Raises
     ------
@@ -109,8 +112,8 @@ def to_device(
     DeviceError
         If the device cannot be used, or fails.
     TypeError, ValueError
-        If a tensor cannot be moved (sparse, nested or complex128), or if `out` or `dtype` does not fit. The message has
-        the path of the leaf in the pytree.
+        If a tensor cannot be moved (sparse, nested, complex128 or of another framework), or there is none, or if `out`
+        or `dtype` does not fit. The message has the path of the leaf in the pytree.
 
     Notes
     -----

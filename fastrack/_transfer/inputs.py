@@ -9,6 +9,8 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, Final
 
+import numpy as np
+
 from fastrack._crypto.base import HostMemory, Messages, Scaling
 from fastrack._crypto.gather import EvenRanges, GatherPlan, LazyRanges
 from fastrack._crypto.message_keys import MessageKeys
@@ -26,6 +28,8 @@ from fastrack._util.tree import Tree
 
 _CONTAINERS = set, frozenset, deque, UserList, SimpleNamespace, ValuesView, ItemsView  # which are leaves
 _SINGLE = {bool, int, float, complex, str, bytes, type(None)}  # classes of leaves that hold nothing
+_AS_ARRAY = "__array__", "__array_interface__", "__dataframe__", "__arrow_c_stream__"  # of tables and images
+_MAKE = "Make a tensor of it, such as by torch.as_tensor or numpy.asarray"
 _LEVELS = 16  # of such containers in one another that are looked through: some hold themselves
 ALLOCATE: Final = object()
 """A leaf of `out` for which fresh memory is allocated."""
@@ -37,7 +41,8 @@ class Inputs:
     With a `wanted` dtype each result has it: quantised values are widened, and other tensors must have it already.
 
     Without `out`, the dimensions of plain arrays are put in memory order. A tensor that cannot be moved (sparse,
-    nested or complex128) raises `TypeError`; an array of `out` that does not fit raises `ValueError`.
+    nested, complex128 or of another framework) raises `TypeError`, and so does a pytree of other things without one; an
+    array of `out` that does not fit raises `ValueError`.
 
     Each attribute of the tensors is a list: thousands of objects would keep the garbage collector busy.
     """
@@ -57,7 +62,8 @@ class Inputs:
         self.framework: Framework | None = framework  # requested for all results
         self.frameworks: list[Framework | None] = []  # of each array; None if sealed
         name = None
-        for index, value in enumerate([obj] if self._tree is None else self._tree.leaves):
+        leaves = [obj] if self._tree is None else self._tree.leaves
+        for index, value in enumerate(leaves):
             source: Framework | None = None  # stays None for a sealed tensor
             if isinstance(value, SealedTensor):
                 name, dtype, shape = value.context[:3]
@@ -83,6 +89,7 @@ class Inputs:
             self.shapes.append(shape)
             self.frameworks.append(source)
             self.is_sealed |= source is None
+        _require_none(() if self.tensors or (leaves and leaves[0] is obj and type(obj) in _SINGLE) else leaves)
         self.name = name if len(self.tensors) == 1 else None  # of the sealed tensor, if it is the only tensor
         self.scales: dict[int, SealedTensor] = {}  # of the quantised values to widen, by the number of the tensor
         self.targets: list[Any] = [None] * len(self.tensors)  # views of the arrays to fill; None to allocate one
@@ -95,13 +102,15 @@ class Inputs:
         cls = type(leaf)
         if cls in _SINGLE:
             return
-        got = None
-        if hasattr(cls, "__next__") and cls.__module__ in {"builtins", "itertools"}:
+        expected, got = "sealed tensors in dicts, lists and tuples", None
+        if hasattr(cls, "__dlpack__") and not isinstance(leaf, np.ndarray):
+            expected, got = "an array of NumPy, torch or CuPy", f"{cls.__name__}. {_MAKE}"
+        elif hasattr(cls, "__next__") and cls.__module__ in {"builtins", "itertools"}:
             got = f"a {cls.__name__}, which may give some. Make it a list"
         elif isinstance(leaf, _CONTAINERS) and _holds_handles(leaf, _LEVELS):
             got = f"a {cls.__name__} of them. Make it a {'dict' if isinstance(leaf, SimpleNamespace) else 'list'}"
         if got is not None:
-            error = TypeError(f"expected sealed tensors in dicts, lists and tuples, got {got}")
+            error = TypeError(f"expected {expected}, got {got}")
             self.add_path(error, index)
             raise error
 
@@ -203,6 +212,14 @@ def view_output(device: Device, array: Any, dtype: str, shape: Sequence[int]) ->
 def are_apart(a: HostMemory, b: HostMemory) -> bool:
     """Return whether two ranges of host memory have no byte in common."""
     return a.address >= b.address + b.size or b.address >= a.address + a.size
+
+
+def _require_none(leaves: Sequence[Any]) -> None:
+    """Refuse the leaves of a pytree without a tensor if one could be made: callers may think that they were moved."""
+    for leaf in leaves:
+        is_data = isinstance(leaf, complex | float | int) or any(hasattr(type(leaf), name) for name in _AS_ARRAY)
+        if is_data and not isinstance(leaf, np.ndarray):  # which is one of text, or of objects
+            raise TypeError(f"expected a tensor or more, got none, but {type(leaf).__name__}. {_MAKE}")
 
 
 def _holds_handles(value: object, levels: int) -> bool:
