@@ -25,6 +25,7 @@ from fastrack._util.documents import decode_bytes, encode_bytes
 from fastrack._util.key_text import KeyText
 from fastrack._util.locations import require_path
 from fastrack._util.regular_file import open_regular
+from fastrack._util.rights import new_own_file
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
@@ -178,7 +179,7 @@ class SecretKey(ABC):
         """Write a new secret file that only its owner may read (mode 0600). No file is ever replaced."""
         algorithm = self._public.algorithm
         head = f"# fastrack secret key, {algorithm}, id {self._public.id}\nfastrack-secret-1:{algorithm}:"
-        with new_file(Path(require_path(path)), mode=0o600, overwrite=False) as file:
+        with new_own_file(path) as file:
             file.write(head.encode() + binascii.hexlify(self._secret_bytes()) + b"\n")
 
     def __reduce__(self) -> NoReturn:

@@ -25,12 +25,12 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from fastrack._crypto.message_keys import MessageKeyCache
 from fastrack._crypto.secret_bytes import SecretBytes
-from fastrack._util.atomic import is_trusted_owner, new_file
+from fastrack._util.atomic import is_trusted_owner
 from fastrack._util.key_text import KeyText
 from fastrack._util.locations import require_path
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_pipe_or_regular, open_regular
-from fastrack._util.rights import require_own
+from fastrack._util.rights import new_own_file, require_own
 from fastrack._util.shown import shown
 from fastrack.errors import ClosedError, FormatError, GrantError, KeyPermissionError
 
@@ -230,13 +230,13 @@ class Key:
         """Write a new key file that only its owner may read (mode 0600), atomically. No file is ever replaced.
 
         Raise FileExistsError if `path` exists, and keep that file. Raise GrantError if the key is restricted to some
-        files, which a key file cannot say. Raise ClosedError if the key has been wiped. Raise OSError if it cannot be
-        written.
+        files, which a key file cannot say. Raise ClosedError if the key has been wiped. Raise KeyPermissionError if
+        others may replace it, as `load` would. Raise OSError if it cannot be written.
         """
         self.require_unrestricted()
         text = self._format()
         try:
-            with new_file(Path(require_path(path)), mode=0o600, overwrite=False) as file:
+            with new_own_file(path) as file:
                 file.write(text)
         finally:
             text[:] = bytes(len(text))

@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from fastrack._keys.keys import Key
-from fastrack._util.atomic import new_file
 from fastrack._util.documents import ID, decode, decode_bytes, encode, encode_bytes, matches, parsing, require
-from fastrack._util.locations import require_path
 from fastrack._util.registry import KEY_SOURCES, find
 from fastrack._util.regular_file import open_regular
-from fastrack._util.rights import open_own
+from fastrack._util.rights import new_own_file, open_own
 from fastrack.errors import FormatError, ProviderError, UnknownKeyError
 
 _LIMIT = 65536  # bytes of a file
@@ -158,7 +156,7 @@ class WrappedKey:
         Raise OSError if the file exists or cannot be written.
         """
         mode = 0o600 if self.provider == "passphrase" else 0o644  # a passphrase can be guessed by who has the file
-        with new_file(Path(require_path(path)), mode=mode, overwrite=False) as file:
+        with new_own_file(path, mode=mode) as file:
             file.write(self.to_bytes())
 
     def unwrap(self, wrapper: KeyWrapper | None = None) -> Key:

@@ -20,7 +20,7 @@ from fastrack._util.atomic import new_file
 from fastrack._util.documents import DIGEST, ID, decode, encode, is_number, matches, parsing, require
 from fastrack._util.locations import locate_local, require_path
 from fastrack._util.public import public
-from fastrack._util.rights import open_own
+from fastrack._util.rights import new_own_file, open_own
 from fastrack._util.shown import shown
 from fastrack.errors import RollbackError
 
@@ -139,7 +139,7 @@ class Anchor:
         if least_version < 0:
             raise ValueError(f"least_version=: expected 0 or more, got {least_version}")
         state = _State(owner, lineage, least_version, None)
-        with new_file(Path(require_path(path)), mode=0o600, overwrite=False) as file:
+        with new_own_file(path) as file:
             file.write(state.encode())
         return cls(path)
 

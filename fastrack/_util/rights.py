@@ -7,9 +7,13 @@ import io
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import BinaryIO
 
-from fastrack._util.atomic import is_trusted_owner
+from fastrack._util.atomic import is_trusted_owner, new_file
+from fastrack._util.key_text import refuse_key_text
+from fastrack._util.locations import require_path
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import KeyPermissionError
 
@@ -40,6 +44,22 @@ def require_own(path: str | os.PathLike[str], status: os.stat_result | None = No
         return
     path = Path(path)
     _require(path, path, path.stat() if status is None else status)
+    require_own_folder(path)
+
+
+def new_own_file(path: str | os.PathLike[str], *, mode: int = 0o600) -> AbstractContextManager[BinaryIO]:
+    """Open a new file like `new_file`, where `require_own` will take it. No file is ever replaced."""
+    name = require_path(path)
+    refuse_key_text(name, may_be_id=True)
+    require_own_folder(name)
+    return new_file(Path(name), mode=mode, overwrite=False)
+
+
+def require_own_folder(path: str | os.PathLike[str]) -> None:
+    """Raise KeyPermissionError if `require_own` would refuse a new file of this name, for the folders above it."""
+    if os.name != "posix":
+        return
+    path = Path(path)
     for parent, above in _way(path.absolute(), _MAX_LINKS):
         if not (above.st_uid == _OVERFLOW_UID and _is_root_unmapped()):
             _require(path, parent, above)
@@ -75,7 +95,7 @@ def _require(path: Path, place: Path, status: os.stat_result) -> None:
         return
     raise KeyPermissionError(
         f"{path} may be replaced by others on this machine: expected {place if is_above else 'it'} to belong to uid "
-        f"{os.geteuid()} or 0, who alone may write, got uid {status.st_uid} and mode "
+        f"{f'{user} or 0' if (user := os.geteuid()) else 0}, who alone may write, got uid {status.st_uid} and mode "
         f"{stat.S_IMODE(status.st_mode):04o}. Look at what it holds, and then "
         + (f"chmod go-w {place}" if is_trusted_owner(status) else "copy it to a folder of your own")
     )
