@@ -24,7 +24,7 @@ from fastrack._devices.cuda.nvrtc import Kernels, compile_kernels, find_kernels,
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
 from fastrack._util.fork import after_fork
-from fastrack._util.nvml import read_confidential
+from fastrack._util.nvml import read_confidential, read_graphics
 from fastrack.errors import DeviceError
 
 _MIN_COMPUTE_CAPABILITY = (8, 0)  # enough shared memory for the kernels, and reductions over a warp
@@ -53,6 +53,10 @@ class CupyDriver:
         try:
             import cupy
         except ImportError as error:
+            if absent := read_graphics().absent:
+                raise DeviceError(
+                    f"{self.name} needs a GPU of NVIDIA, got {absent}: install one, {_INSTEAD}"
+                ) from error
             raise DeviceError(f"{self.name} needs CuPy, which cannot be imported ({error}): {_INSTALL}") from error
         self._cupy: Any = cupy
         self.runtime = self._cupy.cuda.runtime
