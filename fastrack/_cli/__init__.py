@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any, TextIO
@@ -23,7 +24,7 @@ def main() -> None:
         sys.stderr.write("error: interrupted\n")
         sys.exit(130)
     except BrokenPipeError:  # the program that read the output has ended
-        sys.exit(1)
+        sys.exit(128 + signal.SIGPIPE)
     except Exception as error:
         if sys.flags.dev_mode and not isinstance(error, OSError):  # which is of the output
             raise

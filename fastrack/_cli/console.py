@@ -127,19 +127,19 @@ def print_error(document: dict[str, Any], lines: Iterable[str], *, as_json: bool
 
 
 @contextlib.contextmanager
-def taken_back(plaintext: Iterable[Path]) -> Iterator[None]:
-    """Remove plaintext again if its report cannot be written to standard output: the command has failed then."""
+def taken_back(made: Iterable[Path], what: str = "plaintext") -> Iterator[None]:
+    """Remove what was made if its report cannot be written to standard output: the command has failed then."""
     try:
         yield
         sys.stdout.flush()
     except OSError as error:
-        paths = [path.resolve() for path in plaintext]  # a link leads to the file that was written
+        paths = [path.resolve() for path in made]  # a link leads to the file that was written
         if not paths:
             raise
         for path in paths:
             remove(path)
         # Without a number: that a pipe has no reader is told as well, since what was asked for is gone.
-        raise OSError(f"standard output: {error.strerror}; the plaintext was removed again") from None
+        raise OSError(f"standard output: {error.strerror}; the {what} was removed again") from None
 
 
 def remove(path: Path) -> None:

@@ -6,6 +6,7 @@ import functools
 import glob
 import os
 import re
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, get_args
@@ -20,6 +21,9 @@ from fastrack._util.shown import HIDDEN
 from fastrack.errors import FastrackError
 
 Parameters = ParamSpec("Parameters")
+NO_READER = (
+    128 + signal.SIGPIPE
+)  # the status of a process that SIGPIPE ended: the program that read the output has, as after `| head`
 
 
 class Terminated(SystemExit):
@@ -39,8 +43,8 @@ def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, N
         as_json = options.get("as_json") in (True, STDOUT)
         try:
             command(*args, **options)
-        except BrokenPipeError:  # the reader of the output has ended: typer exits without a message
-            raise
+        except BrokenPipeError:
+            raise typer.Exit(NO_READER) from None
         except (FastrackError, OSError, MemoryError, ImportError, ValueError) as error:
             status = _status_of(error)
             if status is None:
@@ -76,7 +80,15 @@ def path(text: str) -> Path:
     """Return an argument as a path. Refuse an empty one, for example of an unset variable: it is the current folder."""
     if not text:
         raise typer.BadParameter("expected a path, got an empty text; . is the current folder")
-    return Path(text)
+    place = Path(text)
+    return file_path(text) if place.suffix == ".safetensors" and not place.is_dir() else place
+
+
+def file_path(text: str) -> Path:
+    """Return an argument as the path of a file. Refuse an empty one, and that of a folder, which ends in a slash."""
+    if text.endswith(os.sep):
+        raise typer.BadParameter(f"expected the path of a file, got {text!r:.100}, a folder's. Name a file in it")
+    return Path(text) if text else path(text)
 
 
 def _take_paths(command: Callable[..., None]) -> None:
@@ -85,7 +97,7 @@ def _take_paths(command: Callable[..., None]) -> None:
         for parameter in getattr(annotation, "__metadata__", ()):
             parameter.readable = False
             if Path in _types_in(annotation):
-                parameter.parser = path
+                parameter.parser = parameter.parser or path
 
 
 def _types_in(annotation: object) -> set[object]:

@@ -44,6 +44,7 @@ The exit status of every command:
   2  bad usage: nothing was done
   3  `attest verify` and `attest grant`: the policy refuses the machine
   130  interrupted by Ctrl-C
+  141  the program that reads the output has ended, as after `| head`
   143  terminated
 
 Errors are lines on standard error. What failed is not left in part; what was there is unchanged.""",
@@ -105,7 +106,11 @@ def help_(
         return
     command, path = program, "fastrack"
     for word in given:
-        members = getattr(command, "commands", {})
+        members = getattr(command, "commands", None)
+        if members is None:
+            raise typer.BadParameter(
+                f"expected one command, got {word!r:.60} behind it: `{path.replace(' ', ' help ', 1)}`"
+            )
         if word not in members:
             near = difflib.get_close_matches(word.lower(), [*TOPICS, *ALIASES], n=1, cutoff=0.75)
             if near and command is program:

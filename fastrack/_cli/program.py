@@ -40,6 +40,13 @@ _SYNONYMS = {
     "plan": ("predicts how long it will take", "predict estimate forecast model simulate capacity eta how-long"),
     "help": ("lists commands and topics", "man usage commands topics docs manual tutorial ?"),
 }
+_WORDS = {  # of other packages on a value, and ours
+    r"Input should be greater than or equal to (\S+)": r"expected \1 or more, got less",
+    r"Input should be less than or equal to (\S+)": r"expected \1 or less, got more",
+    r"Input should be a valid integer\b.*": "expected a whole number, got another text",
+    r"Input should be a valid number\b.*": "expected a number, got another text",
+    r"('.*') is not one of (.*)": r"expected one of \2, got \1",
+}
 _NOT_COMMANDS = {
     "load": "`fastrack.load_file` loads a file in Python, and `fastrack unseal` decrypts one",
     "train": "training is Python: `fastrack.SealedDataset` opens a data set, which `fastrack import` makes",
@@ -59,6 +66,7 @@ _OPTIONS = {  # what other programs call an option
     "--skip-existing": "--no-clobber -n --resume --continue --skip",
     "--json": "--format-json -j",
 }
+_NO_FORCE = "no data set is replaced. Name a new folder, or add to this one with --append"
 
 
 class Command(TyperCommand):
@@ -243,8 +251,15 @@ def _usage(error: Any) -> str:
         return f"expected {text}, got none. `{path} --help` tells more"
     if re.search(r"\bexpected\b|`", text):  # one of fastrack's, and complete
         return text
-    text = HIDDEN if has_key(error.message) else text.replace("Value error, ", "")
+    text = HIDDEN if has_key(error.message) else _in_our_words(text.replace("Value error, ", ""))
     return f"{text[0].lower()}{text[1:]}. `{path} --help` tells more"
+
+
+def _in_our_words(text: str) -> str:
+    """Return the text of Typer or pydantic on a value, in the words of the others."""
+    for found, said in _WORDS.items():
+        text = re.sub(found, said, text)
+    return text
 
 
 def _has_flag(error: Any, name: str) -> bool:
@@ -264,8 +279,16 @@ def _missing_option(name: str, command: Any, path: str) -> str:
     meant = {other: option for option, words in _OPTIONS.items() if option in options for other in words.split()}
     near = difflib.get_close_matches(name, [option for option in options if option.startswith("--")], n=1)
     found = [meant[name]] if name in meant else near
-    members = getattr(command, "commands", {}).values()
-    if not near and any(name in _options_of(member) for member in members):
+    members = getattr(command, "commands", {})
+    if not near and any(name in _options_of(member) for member in members.values()):
         return f"no option {name:.60} of {path}: expected it behind the command"
+    if (
+        name not in meant
+        and members
+        and (told := missing_command(name.lstrip("-"), [*members], path).partition(": ")[2])
+    ):
+        return f"no option {name:.60}: {told}"
+    if command.name == "import" and (name in {"--force", "-f"} or meant.get(name) == "--force"):
+        return f"no option {name:.60}: {_NO_FORCE}"
     missing = "no such option" if has_key(name.lstrip("-")) else f"no option {name:.60}"
     return f"{missing}: " + (f"did you mean {found[0]}?" if found else f"`{path} --help` lists the options")

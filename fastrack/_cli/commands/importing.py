@@ -14,8 +14,8 @@ import typer
 
 from fastrack._cli.console import clean, pluralize, print_lines, reporter, tell
 from fastrack._cli.errors import is_of_location, refuse_values
-from fastrack._cli.files import as_location, load_engine, open_ring
-from fastrack._cli.options import Json, KeyFile, Quiet, Silent
+from fastrack._cli.files import as_location, is_stream, load_engine, open_ring
+from fastrack._cli.options import Json, KeyFile, Out, Quiet, Silent
 from fastrack._util.shown import format_size
 from fastrack.errors import FormatError, UnknownKeyError
 
@@ -42,6 +42,7 @@ def import_(
     ],
     *,
     key: KeyFile = None,
+    out: Out = None,
     columns: Annotated[
         list[str] | None,
         typer.Option("--columns", metavar="NAMES", help="Store these columns alone: a,b. May be repeated."),
@@ -73,14 +74,21 @@ def import_(
     from fastrack._samples.imports import STORED
     from fastrack._samples.sources import open_import
 
-    if len(paths) < 2:
+    paths = [*paths, *([] if out is None else [out])]
+    *sources, target = paths
+    if not sources:
         raise typer.BadParameter("expected a source and a folder to write, got one path", param_hint="SOURCE... FOLDER")
+    if any(map(is_stream, (*sources, target))):
+        raise typer.BadParameter("expected files and a folder, got -. Put standard input into a file of their suffix")
+    if target.suffix == ".safetensors" and not (target.is_dir() or append or resume):
+        raise typer.BadParameter(
+            f"expected a folder, got {target}, a file's name. Leave .safetensors out", param_hint="FOLDER"
+        )
     if resume and append:
         advice = "resume what was interrupted, then append"
         raise typer.BadParameter(f"expected it or --resume, got both; {advice}", param_hint="--append")
     if skip_existing and not (resume or append):
         raise typer.BadParameter("expected --append or --resume beside it, got neither", param_hint="--skip-existing")
-    *sources, target = paths
     folder = as_location(target)
     names = [name for text in columns or () for name in text.split(",")]
     if not all(names):

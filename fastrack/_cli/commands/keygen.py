@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fastrack._cli.console import clean, tell
-from fastrack._cli.errors import refuse_values
+from fastrack._cli.console import clean, taken_back, tell
+from fastrack._cli.errors import file_path, refuse_values
 from fastrack._cli.files import KEPT, check_directory, check_new
 from fastrack._cli.options import Algorithm, Bits, Json, Silent
 from fastrack._cli.run import refuse_options
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def keygen(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="The key file to make. It must not exist.")],
+    path: Annotated[
+        Path, typer.Argument(parser=file_path, metavar="PATH", help="The key file to make. It must not exist.")
+    ],
     *,
     bits: Annotated[Bits, typer.Option(help="Size of the AES key.")] = "256",
     identity: Annotated[
@@ -86,7 +88,8 @@ def keygen(
         f"Next: fastrack import TABLE.csv FOLDER --key {quoted}",
         f"  or: fastrack seal data.safetensors sealed.safetensors --key {quoted}",
     ]
-    tell(lines, as_json=as_json, quiet=quiet, path=str(path), key_id=key_id, bits=size)
+    with taken_back([path], "key"):
+        tell(lines, as_json=as_json, quiet=quiet, path=str(path), key_id=key_id, bits=size)
 
 
 def _open_wrapper(path: Path, uri: str) -> "KeyWrapper":
@@ -125,4 +128,5 @@ def _make_pair(
         f"id: {public.id}",
     ]
     document = {"path": str(path), "public": str(public_path), "id": public.id, "algorithm": public.algorithm}
-    tell(lines, as_json=as_json, quiet=quiet, **document)
+    with taken_back([path, public_path], "key pair"):
+        tell(lines, as_json=as_json, quiet=quiet, **document)

@@ -7,7 +7,7 @@ import typer
 
 from fastrack._cli.commands.grant import Sign, load_signer
 from fastrack._cli.console import clean, pluralize, tell
-from fastrack._cli.errors import refuse_values
+from fastrack._cli.errors import file_path, refuse_values
 from fastrack._cli.files import check_directory
 from fastrack._cli.options import AnchorFile, Json, Silent
 
@@ -50,7 +50,7 @@ def publish(
 
 
 def anchor(
-    path: Annotated[Path, typer.Argument(metavar="ANCHOR", help="The anchor file.")],
+    path: Annotated[Path, typer.Argument(parser=file_path, metavar="ANCHOR", help="The anchor file.")],
     *,
     owner: Annotated[
         Path | None, typer.Option(metavar="PUBLIC", help="Make the anchor, of the owner with this public file.")
