@@ -40,7 +40,8 @@ _SYNONYMS = {
     "plan": ("predicts how long it will take", "predict estimate forecast model simulate capacity eta how-long"),
     "help": ("lists commands and topics", "man usage commands topics docs manual tutorial ?"),
 }
-_WORDS = {  # of other packages on a value, and ours
+_WORDS = {  # of Typer and pydantic on a value, and ours
+    "Value error, ": "",
     r"Input should be greater than or equal to (\S+)": r"expected \1 or more, got less",
     r"Input should be less than or equal to (\S+)": r"expected \1 or less, got more",
     r"Input should be a valid integer\b.*": "expected a whole number, got another text",
@@ -66,7 +67,6 @@ _OPTIONS = {  # what other programs call an option
     "--skip-existing": "--no-clobber -n --resume --continue --skip",
     "--json": "--format-json -j",
 }
-_NO_FORCE = "no data set is replaced. Name a new folder, or add to this one with --append"
 
 
 class Command(TyperCommand):
@@ -251,15 +251,10 @@ def _usage(error: Any) -> str:
         return f"expected {text}, got none. `{path} --help` tells more"
     if re.search(r"\bexpected\b|`", text):  # one of fastrack's, and complete
         return text
-    text = HIDDEN if has_key(error.message) else _in_our_words(text.replace("Value error, ", ""))
-    return f"{text[0].lower()}{text[1:]}. `{path} --help` tells more"
-
-
-def _in_our_words(text: str) -> str:
-    """Return the text of Typer or pydantic on a value, in the words of the others."""
     for found, said in _WORDS.items():
         text = re.sub(found, said, text)
-    return text
+    text = HIDDEN if has_key(error.message) else text
+    return f"{text[0].lower()}{text[1:]}. `{path} --help` tells more"
 
 
 def _has_flag(error: Any, name: str) -> bool:
@@ -288,7 +283,7 @@ def _missing_option(name: str, command: Any, path: str) -> str:
         and (told := missing_command(name.lstrip("-"), [*members], path).partition(": ")[2])
     ):
         return f"no option {name:.60}: {told}"
-    if command.name == "import" and (name in {"--force", "-f"} or meant.get(name) == "--force"):
-        return f"no option {name:.60}: {_NO_FORCE}"
+    if command.name == "import" and "--force" in {name, meant.get(name, "-f" if name != "-f" else "--force")}:
+        return f"no option {name:.60}: no data set is replaced. Name a new folder, or add to it with --append"
     missing = "no such option" if has_key(name.lstrip("-")) else f"no option {name:.60}"
     return f"{missing}: " + (f"did you mean {found[0]}?" if found else f"`{path} --help` lists the options")

@@ -6,6 +6,7 @@ import os
 import warnings
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from pathlib import Path
 
 from fastrack._crypto import native
 from fastrack._crypto.base import Engine
@@ -65,6 +66,7 @@ def selected_engine() -> SelectedEngine:
         return SelectedEngine(name, forced=True)
     fault = _fault(names[0]) if problem is None else None
     if problem is not None:
+        problem = f"{_place()}{problem}"
         warning = f"fastrack runs without its machine code, on OpenSSL, which is slower: {problem}"
         reason = f"no machine code: {problem}"
     elif fault is not None:
@@ -78,6 +80,17 @@ def selected_engine() -> SelectedEngine:
     _require_correct("openssl")
     warnings.warn(warning, RuntimeWarning, stacklevel=3)
     return SelectedEngine("openssl", fault=reason)
+
+
+def _place() -> str:
+    """Return where a package without machine code is, if it is in a checkout, and what it is imported in place of."""
+    from importlib.metadata import distributions  # deferred: with machine code it is not needed
+
+    here = Path(__file__).parents[1]
+    there = [Path(str(each.locate_file("fastrack"))) for each in distributions(name="fastrack-io")]
+    others = [str(each) for each in there if (each / "__init__.py").is_file() and not each.samefile(here)]
+    instead = f" in place of {others[0]}: leave its folder" if others else ""
+    return f"it is the checkout {here.parent}{instead}; " if (here.parent / "pyproject.toml").is_file() else ""
 
 
 @lru_cache(maxsize=32)

@@ -44,6 +44,8 @@ class PlainTensor:
     def of(cls, array: Any) -> PlainTensor:
         """Describe an array in memory, which may be mapped."""
         dtype, shape = arrays.dtype_and_shape(array)
+        if getattr(array, "is_meta", False):
+            raise TypeError("expected a tensor with values, got one on the device meta. Load or make them")
         return cls(dtype, shape, lambda: arrays.reader(array))
 
     @classmethod

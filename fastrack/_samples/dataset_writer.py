@@ -111,8 +111,10 @@ class DatasetWriter:
     ) -> None:
         if isinstance(records, str):
             raise TypeError(f"records=: expected an iterable of names, got one text. Give [{shown(records, 200)}]")
-        if shard_size < 1:
-            raise ValueError(f"shard_size=: expected 1 byte or more, got {shard_size}")
+        if not isinstance(shard_size, int) or shard_size < 1:
+            raise ValueError(
+                f"shard_size=: expected 1 byte or more, got {shown(shard_size, 40)}. Give a number of bytes"
+            )
         require_path(folder, "DatasetWriter(folder, key)")
         self._key = sealing_key(key)
         self._records = frozenset(records)
@@ -155,6 +157,10 @@ class DatasetWriter:
         OSError
             If a shard cannot be written. `write` and `close` try it again.
         """
+        if not isinstance(sample, Mapping):
+            raise TypeError(
+                f"sample: expected a mapping of columns to values, got {type(sample).__name__}. Give a dict"
+            )
         self._append({name: self._block(name, [value]) for name, value in sample.items()})
 
     def write_batch(self, batch: Mapping[str, Any], *, file: str | None = None) -> None:

@@ -16,7 +16,7 @@ from fastrack._samples import archives, csv_files, folders, json_lines, tables
 from fastrack._samples.blocks import VALID, Block, Column, is_value, require_names, source_columns
 from fastrack._samples.text_lines import Line, read_lines, require_text, take
 from fastrack._util.locations import Location, locate_local
-from fastrack._util.regular_file import matching, not_found
+from fastrack._util.regular_file import matches, not_found
 from fastrack.errors import FormatError
 
 Batch = Mapping[str, Any]
@@ -60,10 +60,7 @@ class Source:
 
     def require_same(self, path: Path) -> None:
         """Refuse a file that is another than at the first look: samples would be lost or torn, and none tell of it."""
-        try:
-            status = path.stat()
-        except FileNotFoundError:
-            raise not_found(path) from None
+        status = path.stat()
         state = hash((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
         if self._seen.setdefault(str(path), state) != state:
             raise FormatError(f"{path}: expected the file as it was at the first look, got one that changed. Try again")
@@ -96,9 +93,9 @@ def open_source(
     Raise FormatError if it is of no kind that can be read, or a chosen column is absent.
     """
     if isinstance(source, (str, os.PathLike)):
-        paths = _named([source])
+        paths = matches(locate_local(source))
     elif isinstance(source, Sequence) and source and all(isinstance(path, (str, os.PathLike)) for path in source):
-        paths = _named(source)
+        paths = [path for name in source for path in matches(locate_local(name))]
     else:
         opened = Source([], stored=stored)
         batches = _read_object(source, chosen, opened.stored)
@@ -113,7 +110,9 @@ def open_source(
     else:
         opened = Source(paths, seen=seen, stored=stored)
     for path in opened.paths:
-        opened.require_same(path)  # or raises the error for a missing file
+        if not path.exists():
+            raise not_found(path)
+        opened.require_same(path)
     if opened.paths and all(map(folders.is_one_sample, opened.paths)):
         batches = opened.watch(folders.read_files(opened, map(opened.name_of, opened.paths), labels))
         opened.batches = ((None, batch) for batch in _choose(batches, chosen, paths[0]))
@@ -121,11 +120,6 @@ def open_source(
         batches = opened.watch(_reader_of(opened.paths, paths[0])(opened, chosen))
         opened.batches = ((opened.name_of(opened.current), batch) for batch in _choose(batches, chosen, paths[0]))
     return opened
-
-
-def _named(names: Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """Return local paths, and in the place of a pattern those that it matches."""
-    return [path for name in names for path in matching(locate_local(name)) or [locate_local(name)]]
 
 
 def _reader_of(paths: list[Path], source: Path) -> Callable[[Source, Sequence[str] | None], Iterator[Batch]]:

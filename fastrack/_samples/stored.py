@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -78,7 +77,7 @@ class DataSet:
 def shards_in(folder: Location) -> list[Location]:
     """Return the shards that a `DatasetWriter` wrote into a folder, in order. Raise FormatError if one is missing."""
     if isinstance(folder, Path):
-        if not os.path.lexists(folder):
+        if not folder.exists():
             raise not_found(folder)
         return [folder / name for name in order_shards((path.name for path in folder.iterdir()), folder)]
     from fastrack._remote.upload import list_names

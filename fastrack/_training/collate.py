@@ -58,6 +58,8 @@ def collate(samples: Sequence[Any]) -> Any:
     """
     if isinstance(samples, Samples):
         return samples.stack()
+    if not hasattr(samples, "__len__") or not hasattr(samples, "__getitem__"):
+        raise TypeError(f"batch: expected a list of samples, got {type(samples).__name__}. Call collate(samples)")
     if not len(samples):
         raise ValueError("batch: expected one sample or more, got none")
     first = samples[0]
@@ -66,7 +68,13 @@ def collate(samples: Sequence[Any]) -> Any:
     if isinstance(first, Lengths):
         return first.stack(samples)
     if isinstance(first, Mapping):
-        return {name: collate([sample[name] for sample in samples]) for name in first}
+        try:
+            named = {name: [sample[name] for sample in samples] for name in first}
+        except (KeyError, TypeError, IndexError):
+            raise ValueError(
+                "batch: expected samples with the keys of the first one, got another. Give all of them the same keys"
+            ) from None
+        return {name: collate(column) for name, column in named.items()}
     if isinstance(first, (list, tuple)):
         if any(len(sample) != len(first) for sample in samples):
             raise ValueError("batch: expected samples of one length, got several lengths")

@@ -28,7 +28,7 @@ from fastrack._training.handles import CombinedDataset, DatasetHandle, record_la
 from fastrack._training.plain_columns import PlainColumns
 from fastrack._training.shards import PathLike, Shards, columns_in, require_samples
 from fastrack._util.locations import Location, Url, join, locate
-from fastrack._util.regular_file import matching, no_match
+from fastrack._util.regular_file import matches, no_match
 from fastrack._util.shown import list_names, shown
 from fastrack.errors import FormatError
 
@@ -122,8 +122,8 @@ def _list_local(path: Path, anchor: Anchor | None) -> _Listed | None:
             for name in list(filter(SHARD.fullmatch, names)) or names:
                 anchor.require_file(path / name)
         return path, dict(_sizes_in(path)), True
-    found = matching(path)
-    return None if found is None else (Path(), {str(name): 0 for name in found}, False)
+    found = matches(path)
+    return None if found == [path] else (Path(), {str(name): 0 for name in found}, False)
 
 
 def _sizes_in(folder: Path) -> Iterator[tuple[str, int]]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from types import FunctionType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, SupportsIndex
 
 from fastrack._devices import canonical
 from fastrack._devices.side_stream import SideStream, side_stream
@@ -139,6 +139,8 @@ def wrap(
         raise TypeError(f"wrap: expected an iterable of batches, got {shown(loader)}. Read a file with a SealedDataset")
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise TypeError(f"wrap: expected an iterable of batches, got {type(loader).__name__}")
+    if not isinstance(prefetch, SupportsIndex):
+        raise TypeError(f"prefetch=: expected a number of batches, got {type(prefetch).__name__}. Pass 2, or 0")
     if operator.index(prefetch) < 0:
         raise ValueError(f"prefetch=: expected 0 or more, got {prefetch}")
     _require_distributed(loader)

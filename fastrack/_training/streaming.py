@@ -12,6 +12,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
+
+from fastrack._util import extras
+
+extras.require("torch", "StreamingSealedDataset", "torch")
+
+# ruff: noqa: E402 - after the error that says what to install
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fastrack._tensors import dtypes
 from fastrack._tensors.arrays import storage_key
 from fastrack._transfer.vault import Ticket, Vault
+from fastrack._util.extras import require
 from fastrack._util.public import public
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def sealed_activations(vault: Vault | None = None, *, min_bytes: int = 1 << 20) 
     >>> model[0].weight.grad.shape
     torch.Size([64, 64])
     """
+    require("torch", "sealed_activations", "torch")
     import torch
     from torch.multiprocessing.reductions import StorageWeakRef
 

@@ -20,6 +20,8 @@ _ELSEWHERE = {
     "SealedTensor": "seal(tensor, key, name) makes one",
 }
 """Other functions to call, by the function that was called in their place."""
+_VERBS = {"load": "load_file", "save": "save_file", "encrypt": "seal", "decrypt": "unseal", "Dataset": "SealedDataset"}
+"""Names of other packages, with ours."""
 
 
 def public(thing: T) -> T:
@@ -90,8 +92,11 @@ def lazy(
         if name in submodules:
             return import_module(f"{package}.{name}")
         if name not in homes:
-            message = f"module {package!r} has no attribute {name!r}"
-            raise AttributeError(message)
+            from difflib import get_close_matches  # deferred: few processes need it
+
+            near = [] if name.startswith("_") else get_close_matches(_VERBS.get(name, name), homes, n=1)
+            advice = f". Did you mean {near[0]}?" if near else ""
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{advice}", name=name)
         namespace[name] = value = getattr(import_module(homes[name]), name)
         return value
 

@@ -69,18 +69,16 @@ def not_found(path: str | os.PathLike[str]) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT) + advice, os.fspath(path))
 
 
-def matching(path: Path) -> list[Path] | None:
-    """Return the paths that a pattern matches, in order; None if `path` is no pattern, or is there under that name."""
+def matches(path: Path) -> list[Path]:
+    """Return the paths that a pattern matches, in order; a path that is there, or is no pattern, as it is."""
     import glob
 
-    text = str(path)
     # What was a URL before it was made a path is refused as a file, without its password.
-    if not glob.has_magic(text) or os.path.lexists(path) or without_password(text) != text:
-        return None
-    found = sorted(map(Path, glob.glob(text, recursive=True)))  # noqa: PTH207 - of any pattern, absolute too
-    if not found:
-        raise no_match(path)
-    return found
+    if not glob.has_magic(str(path)) or os.path.lexists(path) or without_password(str(path)) != str(path):
+        return [path]
+    if found := sorted(map(Path, glob.glob(str(path), recursive=True))):  # noqa: PTH207 - of any pattern, absolute too
+        return found
+    raise no_match(path)
 
 
 def no_match(pattern: Location) -> FileNotFoundError:

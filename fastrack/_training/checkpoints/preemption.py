@@ -18,6 +18,7 @@ from typing import Any, NoReturn, Self
 
 from fastrack._training.checkpoints import trainer_callbacks
 from fastrack._util.fork import after_fork, after_fork_in_parent, before_fork
+from fastrack._util.locations import require_path
 from fastrack._util.public import public
 from fastrack._util.rights import require_own
 from fastrack.errors import ClosedError, KeyPermissionError
@@ -87,7 +88,7 @@ class PreemptionNotice:
             raise ValueError(f"PreemptionNotice(deadline=): expected seconds above zero, got {deadline}")
         if file is None and not signals:
             raise ValueError("PreemptionNotice: expected a file or signals, got neither. Name what tells of the end")
-        self._file = None if file is None else Path(file).absolute()
+        self._file = None if file is None else Path(require_path(file)).absolute()
         self._deadline = deadline
         self._previous: dict[int, Any] = dict.fromkeys(signals)
         self._process = 0  # that entered it
