@@ -81,7 +81,11 @@ def path(text: str) -> Path:
     if not text:
         raise typer.BadParameter("expected a path, got an empty text; . is the current folder")
     place = Path(text)
-    return file_path(text) if place.suffix == ".safetensors" and not place.is_dir() else place
+    if text.endswith(os.sep) and place.suffix == ".safetensors" and not place.is_dir():
+        raise typer.BadParameter(
+            f"expected a file's name, got {text!r:.100}, a folder's. Leave the slash or suffix out"
+        )
+    return place
 
 
 def file_path(text: str) -> Path:

@@ -283,7 +283,7 @@ def _missing_option(name: str, command: Any, path: str) -> str:
         and (told := missing_command(name.lstrip("-"), [*members], path).partition(": ")[2])
     ):
         return f"no option {name:.60}: {told}"
-    if command.name == "import" and "--force" in {name, meant.get(name, "-f" if name != "-f" else "--force")}:
+    if command.name == "import" and name in {"--force", "-f", *_OPTIONS["--force"].split()}:
         return f"no option {name:.60}: no data set is replaced. Name a new folder, or add to it with --append"
     missing = "no such option" if has_key(name.lstrip("-")) else f"no option {name:.60}"
     return f"{missing}: " + (f"did you mean {found[0]}?" if found else f"`{path} --help` lists the options")

@@ -67,7 +67,9 @@ def dtype_and_shape(array: Any) -> tuple[str, tuple[int, ...]]:
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError("a masked array would lose its mask. Call array.filled, or move its data and its mask")
     if framework is None:
-        raise TypeError(f"expected a NumPy array, a torch tensor or a CuPy array, got {type(array).__name__}")
+        raise TypeError(
+            f"expected a NumPy array, a torch tensor or a CuPy array, got {type(array).__name__}. Make one of it first"
+        )
     return dtypes.from_numpy(array.dtype), tuple(array.shape)
 
 

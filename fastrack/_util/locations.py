@@ -155,7 +155,7 @@ def require_path(path: object, usage: str = "") -> str:
     if isinstance(text, str):
         return text
     advice = "Pass os.fsdecode of it" if isinstance(text, bytes) else "Name a file or a folder"
-    advice = f"Call {usage}" if usage else "Pass its name" if hasattr(text, "read") else advice
+    advice = f"Call {usage}" if usage else "Pass its name" if isinstance(text, IOBase) else advice
     raise TypeError(f"path: expected str or os.PathLike, got {type(text).__name__}. {advice}")
 
 

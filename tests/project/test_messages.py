@@ -24,7 +24,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from helpers import manifest_cases
+from helpers import manifest_cases, wrong_calls
 from helpers.tampering import relist, rewrite_file, tamper_file, tampered
 
 import fastrack
@@ -48,8 +48,10 @@ SNAPSHOT = Path(__file__).with_name("messages.txt")
 LONGEST = 600
 TYPES = {*fastrack.errors.__all__, "FileExistsError", "FileNotFoundError", "IsADirectoryError", "OSError"}
 TYPES |= {"AttributeError", "BadParameter", "IndexError", "KeyError", "RuntimeError", "TypeError", "ValueError"}
+TYPES |= {"exit 1", "exit 2"}
 # Words that have a capital wherever they stand, the first words of torch's errors in loading, and names of arguments.
-NAMES = ("CuPy", "FASTRACK_", "Key", "NumPy", "SealedTensor", "Error(s) in loading ", "SOURCE: ", "TARGET: ")
+NAMES = ("CuPy", "FASTRACK_", "Key", "No such file", "NumPy", "SealedTensor", "Error(s) in loading ")
+NAMES += ("ANCHOR: ", "FOLDER: ", "PATH: ", "SOURCE: ", "SOURCE... ", "TARGET: ")
 PERSON = re.compile(r"\b(nobody|somebody|whoever)\b", re.IGNORECASE)
 
 SECRET = bytes(range(32))
@@ -560,6 +562,12 @@ CASES = {
     "fastrack verify: no key": lambda: run("verify two.safetensors"),
     "fastrack verify: nothing sealed": lambda: run("verify plain.safetensors --key owner.key"),
 }  # fmt: skip
+# Texts of Python, NumPy, torch, pydantic and Typer, which tell what went wrong within, and not what to do.
+BARE = re.compile(
+    r"object (is not|has no len|cannot be interpreted)|has no attribute '\w+'$|not supported between|bytes-like"
+    r"|argument should be|positional argument[^:]*$|unexpected keyword argument '\w+'$|missing \d+ required[^:]*$"
+    r"|takes no arguments|Input should|invalid data type|must contain tensors|No module named '\w+'$|^'?\w+'?$"
+)
 
 
 def text_of(error):
@@ -595,11 +603,14 @@ def messages(tmp_path_factory):
         with mock.patch.dict(os.environ):
             os.environ.pop("FASTRACK_KEY_FILE", None)
             found = {name: provoke(case) for name, case in CASES.items()}
+            with wrong_calls.prepared():
+                found |= {name: provoke(case) for name, case in wrong_calls.CALLS.items()}
     return {name: (kind, text and text.replace(str(folder), "<folder>")) for name, (kind, text) in found.items()}
 
 
 def settled(text):
     """Return the message with placeholders for ids and temporary files."""
+    text = re.sub(r"uid \d+( or 0)?, who", "uid 0, who", text)
     text = text.replace(KEY.id, "<key id>").replace(OTHER.id, "<other key id>")
     text = re.sub(r"\b(?!(.)\1{31})[0-9a-f]{32}\b", "<id>", text)
     text = text.replace(f"uid {os.geteuid()} ", "uid 0 ")  # of the user who runs the tests
@@ -624,7 +635,7 @@ def faults(kind, text):
     spellings = [(one.hex(), repr(one)[2:], base64.b64encode(one).decode()) for one in (SECRET, SECRET[::-1])]
     written_out = [spelling[:16] for each in spellings for spelling in each]
     checks = {
-        "a capital": text[0].isupper() and not text.startswith(NAMES),
+        "a capital": text[0].isupper() and not (text.startswith(NAMES) or re.match(r"\w+\(\) ", text)),
         "a key": any(part in text for part in written_out),
         "a person": PERSON.search(text),
         "another type": kind not in TYPES,
@@ -636,6 +647,15 @@ def faults(kind, text):
 def test_no_message_holds_a_key_or_speaks_of_persons_or_is_long(messages):
     assert len(messages) >= 120
     assert {name: found for name, case in messages.items() if (found := faults(*case))} == {}
+
+
+def test_no_wrong_call_is_silent_or_answered_in_the_words_of_another_package(messages):
+    answers = {name: messages[name] for name in wrong_calls.CALLS}
+    assert len(answers) >= 120
+    assert len(wrong_calls.LINES) >= 40
+    assert {name: text for name, (_, text) in answers.items() if not text or BARE.search(text)} == {}
+    advice = re.compile(r"\bexpected\b|\b[Dd]id you mean\b|make it first|[;:.] \S", re.DOTALL)
+    assert {name: text for name, (_, text) in answers.items() if not advice.search(text)} == {}
 
 
 def test_a_message_that_breaks_a_rule_is_found():
