@@ -237,4 +237,4 @@ def test_a_reader_that_leaves_ends_it_quietly(folder, line):
     os.close(write)
     assert b"Traceback" not in done.stderr
     if "inspect" in line:
-        assert (done.returncode, done.stderr) == (1, b"")
+        assert (done.returncode, done.stderr) == (141, b"")
