@@ -1,4 +1,4 @@
-"""What wrong calls change, and what they do in the place of an error. The words of the answers are in the snapshot."""
+"""Try wrong calls, for what they change. The words of their answers are in the snapshot of messages."""
 
 import errno
 import os

@@ -277,13 +277,10 @@ def _missing_option(name: str, command: Any, path: str) -> str:
     members = getattr(command, "commands", {})
     if not near and any(name in _options_of(member) for member in members.values()):
         return f"no option {name:.60} of {path}: expected it behind the command"
-    if (
-        name not in meant
-        and members
-        and (told := missing_command(name.lstrip("-"), [*members], path).partition(": ")[2])
-    ):
-        return f"no option {name:.60}: {told}"
-    if command.name == "import" and name in {"--force", "-f", *_OPTIONS["--force"].split()}:
-        return f"no option {name:.60}: no data set is replaced. Name a new folder, or add to it with --append"
     missing = "no such option" if has_key(name.lstrip("-")) else f"no option {name:.60}"
+    is_close = name in meant or difflib.get_close_matches(name, near, cutoff=0.8)
+    if not is_close and members and (told := missing_command(name.lstrip("-"), [*members], path).partition(": ")[2]):
+        return f"{missing}: {told}"
+    if command.name == "import" and name in {"--force", "-f", *_OPTIONS["--force"].split()}:
+        return f"{missing}: no data set is replaced. Name a new folder, or add to it with --append"
     return f"{missing}: " + (f"did you mean {found[0]}?" if found else f"`{path} --help` lists the options")

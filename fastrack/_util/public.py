@@ -37,13 +37,13 @@ def attest_public(thing: T) -> T:
     return published(thing, "fastrack.attest")
 
 
-def published(thing: Any, module: str) -> Any:
+def published(thing: T, module: str) -> T:
     """Set ``__module__`` of a class or function to a module that has it, and have its calls explained."""
     made = getattr(thing, "__init__", None)
     if isinstance(thing, FunctionType):
         thing = explained(thing)
     elif isinstance(made, FunctionType) and made.__module__.startswith("fastrack"):  # no class of typing or torch
-        thing.__init__ = explained(made, thing.__name__)
+        thing.__init__ = explained(made, thing.__name__)  # type: ignore[misc, attr-defined]
     thing.__module__ = module
     return thing
 

@@ -338,7 +338,7 @@ def test_a_file_whose_name_is_not_in_utf_8_is_named(tmp_path, monkeypatch, prepa
 def test_an_output_that_ends_or_is_full_or_closed_is_told_at_most_once():
     read, write = os.pipe()
     os.close(read)
-    assert finish("key", "owner.key", stdout=write) == (1, b"")  # as of a program that a closed pipe ends
+    assert finish("key", "owner.key", stdout=write) == (141, b"")  # as of a program that a closed pipe ends
     os.close(write)
     for line in ("key owner.key", "help keys", "inspect sealed.safetensors", "unseal sealed.safetensors -"):
         with Path("/dev/full").open("wb") as full:

@@ -15,7 +15,7 @@ import typer
 from fastrack._cli.console import clean, pluralize, print_lines, reporter, tell
 from fastrack._cli.errors import is_of_location, refuse_values
 from fastrack._cli.files import as_location, is_stream, load_engine, open_ring
-from fastrack._cli.options import Json, KeyFile, Out, Quiet, Silent
+from fastrack._cli.options import Json, KeyFile, Quiet, Silent
 from fastrack._util.shown import format_size
 from fastrack.errors import FormatError, UnknownKeyError
 
@@ -42,14 +42,16 @@ def import_(
     ],
     *,
     key: KeyFile = None,
-    out: Out = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="The folder, in place of the last path.")
+    ] = None,
     columns: Annotated[
         list[str] | None,
         typer.Option("--columns", metavar="NAMES", help="Store these columns alone: a,b. May be repeated."),
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on with the last run, of the same SOURCE."),
+        typer.Option("--resume", help="Go on with the last run; SOURCE is compared first."),
     ] = False,
     append: Annotated[
         bool, typer.Option("--append", help="Add the samples of SOURCE to the data set in FOLDER.")
@@ -67,10 +69,7 @@ def import_(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Seal images, text, records or tables into a folder of shards, sample by sample.
-
-    An interrupted run is kept for --resume, which compares it with SOURCE first.
-    """
+    """Seal images, text, records or tables into a folder of shards, sample by sample."""
     from fastrack._samples.imports import STORED
     from fastrack._samples.sources import open_import
 
