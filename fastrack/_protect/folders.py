@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,6 +26,7 @@ from fastrack._util.fork import remove_own
 from fastrack._util.locations import locate_local
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_regular
+from fastrack._util.unraised import report_at_end
 
 _drafts: dict[str, _Draft] = {}  # by the paths of their folders
 _TOKEN = "fastrack.draft"  # noqa: S105 - the name of a member of metadata
@@ -84,11 +86,14 @@ def write_folder(
     with new_folder(place) as folder, _private_folder() as path:
         draft = _Draft(path, folder, owner)
         replaced.add("serialize_file", _save_in_draft)
-        _drafts[str(path)] = draft
+        _drafts[str(path)], sealed = draft, draft.sealed
+        watch = report_at_end(draft, lambda: sealed and f"{place}: {len(sealed)} sealed files were not stored")
         try:
             yield str(path)
         finally:
             del _drafts[str(path)]
+            if not isinstance(sys.exception(), GeneratorExit):  # of the garbage collector, in place of an end
+                watch.detach()
         draft.finish(chosen)
 
 
@@ -112,7 +117,7 @@ class _Draft:
     def __init__(self, path: Path, folder: Path, owner: Key) -> None:
         self._path, self._folder, self._owner = path, folder, owner
         self._process = os.getpid()
-        self._sealed: dict[bytes, tuple[Path, bytes]] = {}  # by stubs: files, and the headers that they had in plain
+        self.sealed: dict[bytes, tuple[Path, bytes]] = {}  # by stubs: files, and the headers that they had in plain
 
     def write(self, path: str, tensors: Mapping[str, PlainTensor], metadata: Mapping[str, str]) -> None:
         """Seal what would become a file, and leave a stub in its place."""
@@ -121,7 +126,7 @@ class _Draft:
         write_sealed(tensors, sealed, self._owner, frozenset(), metadata, None)
         entries = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
         stub = encode_header({}, {"format": "pt", _TOKEN: token}, guarded=True)
-        self._sealed[stub] = sealed, encode_header(by_alignment(entries), metadata)
+        self.sealed[stub] = sealed, encode_header(by_alignment(entries), metadata)
         Path(path).write_bytes(stub)
 
     def finish(self, plain: frozenset[str]) -> None:
@@ -131,7 +136,7 @@ class _Draft:
         files = files_to_seal(self._path)
         kept = plain_files(files, self._path, plain)
         begins = {name: _beginning(path) for name, path in files.items()}
-        stubs = {name: content for name, content in begins.items() if content in self._sealed}
+        stubs = {name: content for name, content in begins.items() if content in self.sealed}
         # Another stub, and weights that something else than safetensors wrote, stay plain by no name.
         other = {name for name in files if name.lower().endswith(SAFETENSORS) or _TOKEN.encode() in begins[name]}
         other = (other | (files.keys() - kept)) - stubs.keys()
@@ -145,10 +150,10 @@ class _Draft:
         for name, path in files.items():
             if name in stubs:
                 left[stubs[name]] -= 1
-                index.place_sealed(name, *self._sealed[stubs[name]], path, is_last=not left[stubs[name]])
+                index.place_sealed(name, *self.sealed[stubs[name]], path, is_last=not left[stubs[name]])
             else:
                 index.copy(name, path)
-        for stub, (sealed, _) in self._sealed.items():
+        for stub, (sealed, _) in self.sealed.items():
             if stub not in left:  # which the library removed, or wrote over
                 sealed.unlink()
         index.write(self._owner)

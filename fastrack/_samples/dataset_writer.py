@@ -28,6 +28,7 @@ from fastrack._util.fork import per_process
 from fastrack._util.locations import Url, join, locate_target, require_path
 from fastrack._util.public import public
 from fastrack._util.shown import shown
+from fastrack._util.unraised import report_at_end
 from fastrack.errors import ClosedError
 
 _SAME = "Give all samples of a column one type, or choose another folder for these"
@@ -74,7 +75,8 @@ class DatasetWriter:
 
     Notes
     -----
-    In a ``with`` statement, samples that are still in memory are written at its end, but dropped after an exception.
+    In a ``with`` statement, samples that are still in memory are written at its end, but dropped after an exception. A
+    writer that ends without it, and without `close`, reports them as a `ResourceWarning` and to the logger "fastrack".
     A forked child does not have them, and cannot write: they are its parent's.
 
     Values are stored in C order: arrays of samples and batches open contiguous. Column names are not encrypted. A
@@ -138,6 +140,8 @@ class DatasetWriter:
         self._run = there.run if there.is_complete is False else there.samples
         self._leaves_out = False
         self._start_shard()
+        own = vars(self)  # which does not refer to the writer
+        self._watch = report_at_end(self, lambda: own["_count"] and f"{place}: {own['_count']} samples were not stored")
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Append a sample.
@@ -185,6 +189,7 @@ class DatasetWriter:
 
     def close(self) -> None:
         """Write the samples that are still in memory, and close. Further calls do nothing."""
+        self._watch.detach()  # an error tells of what is not stored
         if self._is_of_parent():  # which may have held the lock, and writes the samples
             self._start_shard()
             return

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,6 +13,7 @@ from dataclasses import dataclass
 from fastrack._devices.base import NO_VERDICT, DeviceOperation
 from fastrack._sealed.messages import bad_chunk
 from fastrack._util.locations import Location
+from fastrack._util.unraised import report
 from fastrack.errors import FastrackError
 
 Name = tuple[str | None, Location | None]  # of a tensor, and of its file; None for a plain tensor
@@ -22,8 +21,6 @@ _OUTCOME = "its part of the array that was returned holds zeros"
 _UNKNOWN_OUTCOME = "the arrays that were returned by that call may hold anything"
 _EXIT_TIMEOUT = 5  # seconds that the end of the process waits for operations
 _ADVICE = "Call synchronize() in the thread that starts transfers before it ends, or leave non_blocking=True away"
-
-_log = logging.getLogger("fastrack")
 
 
 class Owners:
@@ -163,7 +160,7 @@ class Owner:
     def report(self) -> None:
         """Report the known failures, which no call is left to raise."""
         for failure in self.take():
-            _report(f"a transfer of {self._name} failed, and no call was left to raise it: {failure}. {_ADVICE}")
+            report(f"a transfer of {self._name} failed, and no call was left to raise it: {failure}. {_ADVICE}")
 
     def give_up(self) -> None:
         """Report the known failures, and the unfinished operations."""
@@ -173,7 +170,7 @@ class Owner:
             name, path = started.names[0]
             prefix = "" if path is None else f"{path}: "
             more = f" and {len(started.names) - 1} more are" if len(started.names) > 1 else " is"
-            _report(
+            report(
                 f"a transfer of {self._name} may fail, and no call was left to raise it: {prefix}tensor "
                 f"{name!r:.200}{more} on its way. {_ADVICE}"
             )
@@ -226,21 +223,6 @@ def _give_up(owners: list[Owner], timeout: float = 0) -> None:
         while not owner.poll() and time.monotonic() < deadline:
             time.sleep(0.001)
         owner.give_up()
-
-
-def _report(message: str) -> None:
-    _log.warning(message)
-    _Unraised(message)
-
-
-class _Unraised:
-    """A warning that is issued on deletion, so that a filter that turns it into an error reaches no caller."""
-
-    def __init__(self, message: str) -> None:
-        self._message = message
-
-    def __del__(self) -> None:
-        warnings.warn(self._message, ResourceWarning, stacklevel=2)
 
 
 _all_owners: weakref.WeakSet[Owners] = weakref.WeakSet()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.shown import shown
+from fastrack._util.unraised import report_at_end
 from fastrack.errors import ClosedError
 
 Plan = Mapping[str, slice | None]
@@ -41,6 +42,8 @@ class PrefetchLoader(Generic[Name]):
         with self._lock:
             self._pool: ThreadPoolExecutor | None = ThreadPoolExecutor(1, "fastrack-prefetch")
             self._submit()
+        own = vars(self)  # which does not refer to the loader
+        report_at_end(self, lambda: next(_failures(own["_ahead"].values()), None))
 
     def reset_after_fork(self) -> None:
         """Open nothing ahead in a child, which does not have the thread."""
@@ -111,3 +114,10 @@ class PrefetchLoader(Generic[Name]):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with contextlib.suppress(*() if kind is None else (Exception,)):  # the block's own error comes first
             self.close()
+
+
+def _failures(ahead: Iterable[Future[Any]]) -> Iterator[str]:
+    """Yield what is to be said of tensors that failed and that nothing can take any more."""
+    for ready in ahead:
+        if ready.done() and not ready.cancelled() and ready.exception() is not None:
+            yield f"a tensor that was opened ahead failed ({ready.exception()})"

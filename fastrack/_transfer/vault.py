@@ -23,6 +23,7 @@ from fastrack._transfer.slots import Slots, file_slots
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.public import public
 from fastrack._util.shown import shown
+from fastrack._util.unraised import report_at_end
 from fastrack.errors import AuthenticationError, ClosedError
 from fastrack.format import message_size
 
@@ -145,7 +146,10 @@ class Vault:
         else:
             raise TypeError(f"store=: expected a folder or a mapping of names to bytes, got {shown(store)}. Name one")
         self._results = Slots()
-        self._own = _Own()
+        own = self._own = _Own()
+        self._watch = report_at_end(
+            self, lambda: own.kept and f"{len(own.kept)} tensors of a vault were left in its store"
+        )
 
     @property
     def nbytes(self) -> int:
@@ -338,6 +342,7 @@ class Vault:
         OSError
             If the store fails.
         """
+        self._watch.detach()
         own = self._own
         key, own.key = own.key, None
         if key is not None:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from fastrack._keys.keyring import KeyLike, sealing_key
 from fastrack._util.fork import per_process
 from fastrack._util.shown import shown
+from fastrack._util.unraised import report
 from fastrack.distributed._link import Link
 from fastrack.distributed._messages import Slabs
 from fastrack.distributed._operation import CollectiveOperation, Reduction, split
@@ -442,6 +443,8 @@ class SecureGroup:
         if hasattr(self, "_thread") and self._process == os.getpid():
             self._thread.shutdown(wait=False)
             self._link.close()
+            if self._failed and not any(future.is_told for future in self._failed):
+                report(f"an operation of a group failed, and no call was left to raise it: {self._error}. Call close()")
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a group stays in its process and cannot be pickled; make it in each process")

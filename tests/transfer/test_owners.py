@@ -1,21 +1,19 @@
 """Failures of transfers reach the thread or the group that started them, once, and no other."""
 
 import gc
-import logging
 import os
 import subprocess
 import sys
 import threading
-import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
 from helpers.cuda_on_host import in_confidential_mode
 from helpers.ownership import Ownership
+from helpers.reports import reports
 from helpers.staged import Gate, staged_channel
 from helpers.tampering import tamper_file, tampered
 from hypothesis import HealthCheck, Phase, settings
@@ -47,23 +45,6 @@ def shared_channel(channel, monkeypatch):
     """Return the channel that `to_device` and `load_model` use for "cpu"."""
     monkeypatch.setitem(shared._shared.channels, "cpu", channel)
     return channel
-
-
-@contextmanager
-def reports():
-    """Collect what is logged, and check that each of it was a `ResourceWarning` too."""
-    logged = []
-    handler = logging.Handler()
-    handler.emit = lambda record: logged.append(record.getMessage())
-    logger = logging.getLogger("fastrack")
-    logger.addHandler(handler)
-    try:
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            yield logged
-    finally:
-        logger.removeHandler(handler)
-    assert [(one.category, str(one.message)) for one in warned] == [(ResourceWarning, message) for message in logged]
 
 
 def start(channel, sealed=BAD):

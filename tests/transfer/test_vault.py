@@ -446,11 +446,11 @@ def test_a_vault_that_is_closed_meanwhile_leaves_nothing_in_the_store():
     "content", ["text", None, [1], memoryview(bytes(400))[::2]], ids=lambda content: type(content).__name__
 )
 def test_a_store_that_returns_no_bytes_is_refused(content):
-    vault = fastrack.Vault(Recording())
-    ticket = vault.put("block", np.zeros(3, np.uint8))
-    [name] = vault._store
-    vault._store[name] = content
-    refused(vault, ticket)
+    with fastrack.Vault(Recording()) as vault:
+        ticket = vault.put("block", np.zeros(3, np.uint8))
+        [name] = vault._store
+        vault._store[name] = content
+        refused(vault, ticket)
 
 
 def test_values_and_keys_are_in_no_message(vault):
