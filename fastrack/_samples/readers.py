@@ -162,7 +162,7 @@ def _read_object(source: Any, chosen: Sequence[str] | None, stored: Mapping[str,
         advice = f"its table, as by its method {way}()"
     elif isinstance(source, Mapping):
         advice = "a dict for each sample, or write columns by DatasetWriter.write_batch"
-    elif hasattr(source, "__getitem__"):
+    elif hasattr(source, "__getitem__") and not isinstance(source, bytes):
         advice = "dicts, such as ({'x': source[i][0], 'y': source[i][1]} for i in range(len(source)))"
     raise TypeError(
         f"import_samples: expected paths, a table or an iterable of samples, got {type(source).__name__}. Give {advice}"

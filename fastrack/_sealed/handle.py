@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict, TypeVar, Unpack, overload
 
-from fastrack._keys.keyring import KeySource
+from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._tensors.arrays import Array, Framework
 from fastrack._util.public import explained
 from fastrack._util.registry import METHODS, find
@@ -32,6 +32,9 @@ class Handle:
     """Methods of `SealedTensor` and `SealedRows`."""
 
     __slots__ = ()
+
+    _own_keys: KeyRing | None = None
+    """Keys that the data set of the handle was given in this process, for calls without `keys`."""
 
     @property
     def shape(self) -> tuple[int, ...]:

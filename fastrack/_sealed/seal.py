@@ -141,7 +141,7 @@ def unseal(
         Tensor or rows to decrypt.
     keys : KeySource, optional
         Keys that may open it: a key, a key file, a `KeyProvider`, a function that finds a key by its id, and all
-        that `KeyRing` takes. Defaults to the keys of `use_keys`, then to ``FASTRACK_KEY_FILE``.
+        that `KeyRing` takes. Defaults as for `to_device`.
     framework : {"torch", "numpy"}, optional
         Framework of the result. By default torch if it is installed, else numpy.
 
@@ -182,7 +182,7 @@ def unseal(
         )
     arrays.require_installed(framework)
     framework = framework or arrays.default_framework()
-    ring = KeyRing.resolve(keys)
+    ring = KeyRing.resolve(sealed._own_keys if keys is None else keys)  # noqa: SLF001 - of this package
     if isinstance(sealed, SealedRows):
         return _unseal_rows(sealed, ring, framework)
     with OpenMessage(sealed, ring) as opened:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fastrack._crypto.gather import ByteRanges, LazyRanges
-from fastrack._keys.keyring import KeyRing
+from fastrack._keys.keyring import KeyRing, common_ring
 from fastrack._sealed.tensor import MessageRanges, SealedRows, SealedTensor, TensorRows
 from fastrack._tensors import arrays
 from fastrack._training.handles import DatasetRows, Lengths, Samples
@@ -128,6 +128,10 @@ class StackedRows(SealedRows):
     @property
     def shape(self) -> tuple[int, ...]:
         return (len(self._handles), *self._handles[0].shape)
+
+    @property
+    def _own_keys(self) -> KeyRing | None:  # type: ignore[override]
+        return common_ring(rows._own_keys for rows in self._handles)  # noqa: SLF001 - of the same class
 
     def slices(self) -> Sequence[MessageRanges]:
         size = self._handles[0].nbytes

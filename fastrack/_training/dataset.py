@@ -83,7 +83,8 @@ class SealedDataset(_Base[Sample_co]):
         and dtypes are claims of the files: a column is authenticated when its first samples are opened, and a sampler
         made earlier may use a false length. With them, the shards of a folder must be those that its `DatasetWriter`
         wrote there, in their places: one that was exchanged, is of another data set or is missing between others is
-        refused. Without them, and for a list of files, that is not checked.
+        refused. Without them, and for a list of files, that is not checked. Samples open with them, in this process
+        and while the data set lives, where a call such as `to_device` names no keys.
     file_ids : sequence of str, optional
         The ``SealedFile.file_id`` that each file must have, in the order of `paths`. They are authenticated with the
         shapes, under one key for all files. Without them, an older or a different file of this owner with equal columns
@@ -191,6 +192,7 @@ class SealedDataset(_Base[Sample_co]):
         if ring is not None:
             for part in self._ref.parts:
                 part.authenticate(ring)
+                part.keep_keys_of(self)
             if is_folder:
                 require_places(shards, ring)
 
@@ -279,6 +281,8 @@ class SealedDataset(_Base[Sample_co]):
         plain = () if self._ref.plain is None else self._ref.plain.names
         data = restore_dataset(join_windows(self._shards, names, plain, size, step), self._shards, self._opening)
         data._keys = self._keys  # noqa: SLF001 - its own
+        for part in data._ref.parts:  # noqa: SLF001 - its own
+            part.keep_keys_of(data)
         return data
 
     @property

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any, overload
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import numpy as np
 
@@ -44,6 +44,7 @@ class DatasetHandle:
     """
 
     plain: PlainColumns | None = None  # only a `CombinedDataset` may have them
+    _given: tuple[Callable[[], Any], int] = (lambda: None), 0  # the `SealedDataset` with the keys, and its process
 
     def __init__(self, layout: Layout, dataset_id: bytes | None = None) -> None:
         self.layout = layout
@@ -75,6 +76,16 @@ class DatasetHandle:
         if column not in self.checked:
             authenticate_headers(self.layout.shape_tensors(column), keys)
             self.checked.add(column)
+
+    def keep_keys_of(self, data: Any) -> None:
+        """Open handles with the keys of a `SealedDataset` where a call names none, while that data set lives."""
+        self._given = ref(data), os.getpid()
+
+    @property
+    def own_keys(self) -> KeyRing | None:
+        # A forked child opens nothing unasked: a worker would send plaintext to its parent.
+        data = self._given[0]() if self._given[1] == os.getpid() else None
+        return None if data is None else data._keys  # noqa: SLF001 - of this package
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -215,6 +226,10 @@ class DatasetRows(SealedRows):
         if self._shape is None:
             self._shape = self.ref.layout.shape(self.column, self.rows)
         return self._shape
+
+    @property
+    def _own_keys(self) -> KeyRing | None:  # type: ignore[override]
+        return self.ref.own_keys
 
     def select(self, keys: KeyRing) -> Sequence[MessageRanges]:
         if self.column not in self.ref.checked:

@@ -23,7 +23,7 @@ from typing import Any, NoReturn, Self, SupportsIndex
 
 from fastrack._devices import canonical
 from fastrack._devices.side_stream import SideStream, side_stream
-from fastrack._keys.keyring import KeyRing, KeySource
+from fastrack._keys.keyring import KeyRing, KeySource, common_ring
 from fastrack._keys.keys import Key
 from fastrack._sealed.message_headers import authenticate_remote
 from fastrack._sealed.message_headers import prefetch as begin_downloads
@@ -158,6 +158,9 @@ def _keys_of_data(loader: Any) -> KeyRing | None:
         if isinstance(data, module.SealedDataset):
             keys: KeyRing | None = data._keys  # noqa: SLF001 - of this package
             return keys
+        several = getattr(data, "datasets", None)  # as a ConcatDataset has them
+        if isinstance(several, (list, tuple)):
+            return common_ring([_keys_of_data(each) for each in several])
         data = getattr(data, "dataset", None)  # as loaders have it, and subsets of torch
     return None
 

@@ -75,7 +75,8 @@ def to_device(
         "cpu", the default, or "cuda:N".
     keys : KeySource, optional
         The keys of sealed tensors, as `KeyRing` takes them: a key, a key file, a `KeyProvider`, a function that finds a
-        key by its id. Defaults to the keys of `use_keys`, then to ``FASTRACK_KEY_FILE``. Plain tensors need none.
+        key by its id. Defaults to those of the sample's `SealedDataset`, if there are any, then to the keys of
+        `use_keys`, then to ``FASTRACK_KEY_FILE``. Plain tensors need none.
     framework : {"torch", "numpy", "cupy"}, optional
         The framework of the results. Defaults to the framework of the input; for sealed tensors to torch if it is
         installed, else to numpy.

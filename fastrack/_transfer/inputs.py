@@ -56,7 +56,7 @@ class Inputs:
         self._indices: list[int] = []  # of the leaves in the tree
         self._restores: dict[int, Callable[[Any], Any]] = {}  # give results the form of their inputs
         self.tensors: list[Any] = []  # sealed tensors, handles on rows, and arrays
-        self.is_sealed, self.is_filling = False, out is not None  # the first: whether some are sealed
+        self.is_filling = out is not None
         self.dtypes: list[str] = []  # of the results, in safetensors notation
         self.shapes: list[tuple[int, ...]] = []
         self.framework: Framework | None = framework  # requested for all results
@@ -88,7 +88,6 @@ class Inputs:
             self.dtypes.append(dtype)
             self.shapes.append(shape)
             self.frameworks.append(source)
-            self.is_sealed |= source is None
         _require_none(() if self.tensors or (leaves and leaves[0] is obj and type(obj) in _SINGLE) else leaves)
         self.name = name if len(self.tensors) == 1 else None  # of the sealed tensor, if it is the only tensor
         self.scales: dict[int, SealedTensor] = {}  # of the quantised values to widen, by the number of the tensor
@@ -237,6 +236,18 @@ def _holds_handles(value: object, levels: int) -> bool:
     return any(_holds_handles(each, levels - 1) for each in parts)
 
 
+def _rings_of(tensors: Sequence[Any], keys: KeySource | None) -> list[KeyRing | None]:
+    """Return the ring of each sealed tensor: of the call, else of its data set, else the default."""
+    rings: list[KeyRing | None] = [None] * len(tensors)
+    shared: KeyRing | None = None
+    for number, each in enumerate(tensors):
+        if isinstance(each, Handle):
+            own = each._own_keys if keys is None else None  # noqa: SLF001 - of this package
+            shared = KeyRing.resolve(keys) if own is None and shared is None else shared
+            rings[number] = shared if own is None else own
+    return rings
+
+
 class Opened:
     """The messages of a call, whose headers are authentic."""
 
@@ -247,7 +258,7 @@ class Opened:
 
         Only the headers of remote files are downloaded.
         """
-        ring = KeyRing.resolve(keys) if inputs.is_sealed else None
+        rings = _rings_of(inputs.tensors, keys)
         self.inputs = inputs
         self.padded: list[int] = []  # the numbers of tensors with padding, which must be zeros
         self._of: list[int] = []  # the tensor of each message. Those of scales are counted after the others
@@ -255,7 +266,7 @@ class Opened:
         parts: list[SealedTensor | None] = []
         plain: list[int] = []
         scaled: list[int] = []
-        for number, value in enumerate(inputs.tensors):
+        for number, (value, ring) in enumerate(zip(inputs.tensors, rings, strict=True)):
             if isinstance(value, SealedRows):
                 assert ring is not None
                 if value.needs_padding:
@@ -279,8 +290,10 @@ class Opened:
         self._is_remote = self._was_fetched = False
         self.keys = MessageKeys(len(parts))  # which the caller wipes
         try:
-            if ring is not None:
-                self._is_remote = open_headers(parts, ring, self.keys, cacheable=self._ranges)
+            rings += [rings[number] for number in scaled]
+            for ring in dict.fromkeys(each for each in rings if each is not None):
+                own = [part if rings[number] is ring else None for part, number in zip(parts, self._of, strict=True)]
+                self._is_remote |= open_headers(own, ring, self.keys, cacheable=self._ranges)
             if plain:
                 session.next_keys(self.keys, plain)
         except BaseException:
