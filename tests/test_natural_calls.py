@@ -14,9 +14,10 @@ import torch
 from helpers.cases import each
 
 import fastrack
+import fastrack.transformers
 from fastrack import Key, SealedDataset, SealedTensor, load_file, safe_open, seal, to_device
 from fastrack._tensors.dtypes import BITS, DTYPES, NUMPY, to_torch
-from fastrack.errors import DeviceError
+from fastrack.errors import DeviceError, UnknownKeyError
 
 KEY = Key.from_bytes(bytes(range(32)))
 SECRET = 71234.5
@@ -34,6 +35,36 @@ REFUSED = {
     "key= of to_device": (lambda: to_device(HANDLE, key=KEY), TypeError, "Pass keys="),
     "key= of safe_open": (lambda: safe_open("x.safetensors", key=KEY), TypeError, "Pass keys="),
     "keys= of seal": (lambda: seal(OTHER, keys=KEY), TypeError, "Pass key="),
+    "functions as one": (lambda: fastrack.wrap([1], transform=[str]), TypeError, "Compose several in one"),
+    "the folder before the class": (
+        lambda: fastrack.transformers.from_pretrained("model", dict),
+        TypeError,
+        "expected a class or a model of transformers, got 'model'. Call from_pretrained(cls, folder)",
+    ),
+    "key= of from_pretrained": (
+        lambda: fastrack.transformers.from_pretrained(dict, "model", key=KEY),
+        TypeError,
+        "expected keys=, got key=",
+    ),
+    "the folder before the model": (
+        lambda: fastrack.transformers.load_adapter("adapter", torch.nn.Linear(1, 1)),
+        TypeError,
+        "expected a class or a model of transformers, got 'adapter'",
+    ),
+    "key= of load_adapter": (
+        lambda: fastrack.transformers.load_adapter(SimpleNamespace(load_adapter=print), "adapter", key=KEY),
+        TypeError,
+        "expected keys=, got key=",
+    ),
+    "no key to open with": (lambda: to_device(HANDLE), UnknownKeyError, "no key was given: pass keys= ("),
+    "no key to seal with": (lambda: seal(OTHER), UnknownKeyError, "no key was given: pass key= ("),
+    "no key on a channel": (lambda: fastrack.Channel().to_host(OTHER), UnknownKeyError, "given: pass key= ("),
+    "keys by names": (
+        lambda: to_device(HANDLE, keys={"owner": KEY}),
+        TypeError,
+        "keys= takes a mapping from ids to keys",
+    ),
+    "a path by a name": (lambda: seal(OTHER, {"owner": "x.key"}), TypeError, "key= takes a mapping from ids to keys"),
     "keys= of load_file": (lambda: load_file("x.safetensors", keys=KEY), TypeError, "load_tensors"),
     "device= of load_file": (lambda: load_file("x.safetensors", device="cpu"), TypeError, "load_tensors"),
     "a key of load_file": (
@@ -42,8 +73,8 @@ REFUSED = {
         "expected load_file(path, *, file_id=None",
     ),
     "the name before the key": (lambda: seal(OTHER, "name", KEY), TypeError, "a str, after the key"),
-    "the key before the tensor": (lambda: seal(KEY, OTHER), TypeError, "take a Key"),
-    "a tensor as a key": (lambda: to_device(HANDLE, keys=OTHER), TypeError, "take a Key"),
+    "the key before the tensor": (lambda: seal(KEY, OTHER), TypeError, "takes a Key"),
+    "a tensor as a key": (lambda: to_device(HANDLE, keys=OTHER), TypeError, "takes a Key"),
     "a handle of a tensor": (lambda: SealedTensor(OTHER, KEY), TypeError, "seal(tensor, key, name) makes one"),
     "a named handle": (lambda: SealedTensor(OTHER, KEY, "x"), TypeError, "seal(tensor, key, name)"),
     "a data set of tensors": (
@@ -92,7 +123,7 @@ def test_a_call_is_refused_with_the_call_that_was_meant(call, error, told, tmp_p
 
 def test_an_error_of_a_callback_is_no_error_of_the_call():
     with pytest.raises(TypeError, match=r"^'int' object is not callable$"):
-        next(iter(fastrack.wrap([1], transform=3)))
+        next(iter(fastrack.wrap([1], transform=lambda batch: batch())))
     own = SimpleNamespace(x=1)
     own.own = own
     kept = [deque([1]), {"a"}, UserList([[1], {"b": None}]), own]

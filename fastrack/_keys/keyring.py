@@ -157,7 +157,7 @@ class KeyRing:
         source = os.environ.get(KEY_FILE_VARIABLE)
         if not source:
             raise UnknownKeyError(
-                "no key was given: pass key= or keys= (a Key, the path of a key file, a key provider), "
+                "no key was given: pass keys= (a Key, the path of a key file, a key provider), "
                 f"call fastrack.use_keys, or set {KEY_FILE_VARIABLE}"
             )
         try:
@@ -293,7 +293,11 @@ def sealing_key(key: KeyLike | None = None) -> Key:
     """
     if isinstance(key, Key):
         return key
-    return KeyRing.resolve(key).first
+    try:
+        return KeyRing.resolve(key).first
+    except (TypeError, UnknownKeyError) as error:
+        error.args = (str(error).replace("keys=", "key="),)  # as functions that seal name it
+        raise
 
 
 @dataclass(slots=True, eq=False)
@@ -427,8 +431,7 @@ def _open_source(source: str | os.PathLike[str]) -> Key | object:
     """Return the key in a key file, or the provider that a folder or a scheme names."""
     if not os.fspath(source):
         raise TypeError(
-            "key= and keys= take the path of a key file, got an empty string; omit it to use that in "
-            f"{KEY_FILE_VARIABLE}"
+            f"keys= takes the path of a key file, got an empty string; omit it to use that in {KEY_FILE_VARIABLE}"
         )
     open_it = _opener(source)
     if open_it is not None:
@@ -492,7 +495,9 @@ def _flatten(keys: object) -> Iterator[Key | Any]:
     elif isinstance(keys, (str, os.PathLike)):
         yield _open_source(keys)
     elif isinstance(keys, (bytes, bytearray, memoryview)):
-        raise TypeError("key= and keys= take no bytes: Key.from_bytes() makes a key of them")
+        raise TypeError("keys= takes no bytes: Key.from_bytes() makes a key of them")
+    elif type(keys) is dict and any(not isinstance(key, Key) or key.id != name for name, key in keys.items()):
+        raise TypeError("keys= takes a mapping from ids to keys, got one from other names. Give a list of the keys")
     elif isinstance(keys, (KeyProvider, Mapping)) or callable(keys):
         yield keys
     elif isinstance(keys, Iterable) and not hasattr(keys, "__array__"):
@@ -500,7 +505,7 @@ def _flatten(keys: object) -> Iterator[Key | Any]:
             yield from _flatten(key)
     else:
         raise TypeError(
-            "key= and keys= take a Key, the path of a key file, a key provider, or an iterable of these, got "
+            "keys= takes a Key, the path of a key file, a key provider, or an iterable of these, got "
             f"{type(keys).__name__}"
         )
 

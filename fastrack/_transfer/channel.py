@@ -193,7 +193,7 @@ class Channel:
         with self._guard:
             if not self._device.in_place:  # else every earlier transfer is done
                 self._owners.current().wait()
-            key = KeyRing.resolve(self._keys).first if key is None else sealing_key(key)
+            key = sealing_key(self._keys if key is None else key)
             context = MessageContext(name, *arrays.dtype_and_shape(x), new_file_id())
             message = self._seal(x, context, key)
         message.flags.writeable = False

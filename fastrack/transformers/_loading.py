@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sets.folder import SealedFolder, open_folder
 from fastrack._transfer.mounts import Mount
+from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 from fastrack.transformers._offload import attach, taking_changed
 
@@ -75,6 +76,7 @@ def from_pretrained(
     ... )  # doctest: +SKIP
     >>> tokenizer = fastrack.transformers.from_pretrained(AutoTokenizer, "sealed", keys="owner.key")  # doctest: +SKIP
     """
+    _require_call("from_pretrained(cls, folder)", cls, kwargs, fits=isinstance(cls, type))
     is_model = _is_model(cls)
     _refuse(cls, kwargs, is_model=is_model)
     ring = KeyRing.resolve(keys)
@@ -145,6 +147,7 @@ def load_adapter(
     >>> import fastrack.transformers
     >>> fastrack.transformers.load_adapter(model, "sealed-adapter", keys="owner.key")  # doctest: +SKIP
     """
+    _require_call("load_adapter(model, folder)", model, kwargs, fits=hasattr(model, "load_adapter"))
     ring = KeyRing.resolve(keys)
     opened = open_folder(folder, ring, anchor)
     if _ADAPTER not in opened.files:
@@ -182,6 +185,13 @@ def _refuse(cls: type, kwargs: Mapping[str, Any], *, is_model: bool) -> None:
             "Load the model; then load_adapter(model, folder), or PeftModel.from_pretrained(model, path) within `with "
             "fastrack.mount_folder(folder) as path`"
         )
+
+
+def _require_call(usage: str, first: object, kwargs: Mapping[str, Any], *, fits: bool) -> None:
+    if not fits:
+        raise TypeError(f"expected a class or a model of transformers, got {shown(first)}. Call {usage}")
+    if "key" in kwargs:  # which libraries would pass over
+        raise TypeError(f"expected keys=, got key=. Call {usage[:-1]}, keys=...)")
 
 
 def _is_model(cls: type) -> bool:

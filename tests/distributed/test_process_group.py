@@ -32,7 +32,7 @@ def test_groups_and_meshes_made_later_are_sealed():
 
 @pytest.mark.usefixtures("alone")
 def test_options_of_another_backend_are_refused_by_what_they_are():
-    with pytest.raises(TypeError, match="take a Key"):
+    with pytest.raises(TypeError, match="takes a Key"):
         dist.new_group([0], pg_options=object())
 
 
