@@ -257,7 +257,10 @@ class DatasetRows(SealedRows):
 
 
 # Collators and trackers of others put the name of a class that they do not know into their error.
-DatasetRows.__name__ = "DatasetRows, which is sealed: collate with fastrack.collate, and open batches with wrap"
+DatasetRows.__name__ = (
+    "DatasetRows, which is sealed: collate with fastrack.collate (data_collator= of a Trainer), and open batches with "
+    "wrap (a Trainer opens them by itself, with keys= of the data set or after fastrack.use_keys)"
+)
 
 
 class Lengths:

@@ -67,6 +67,11 @@ def test_a_data_set_opens_its_own_samples(way, data):
     assert WAYS[way](data).tolist() == [3, 4, 5]
 
 
+def test_a_collator_of_another_library_names_what_to_use(data):
+    with pytest.raises(RuntimeError, match=r"data_collator= of a Trainer.*keys= of the data set or after .*use_keys"):
+        torch.tensor([data[1]["x"]])  # as that of a Trainer does
+
+
 def test_a_data_set_with_an_index_does_so(folder, tmp_path):
     (tmp_path / "c").mkdir()
     for path in (folder / "a").iterdir():

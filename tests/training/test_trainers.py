@@ -16,26 +16,38 @@ def key():
     return fastrack.Key.generate()
 
 
-@pytest.fixture
-def asked(key):
-    """Set a function as the default source of keys; the list of what it was asked for."""
-    ids = []
+class Asked(list):
+    """The ids that a function was asked for; `keys` is that function, if a data set is to be given it."""
+
+    keys = None
+
+
+@pytest.fixture(params=["a default", "keys of the data set"])
+def asked(request, key):
+    """Set a function as the default source of keys, or give it to data sets."""
+    ids = Asked()
 
     def ask(key_id):
         ids.append(key_id)
         return key if key_id == key.id else None
 
-    with fastrack.use_keys(ask):
+    if request.param == "a default":
+        with fastrack.use_keys(ask):
+            yield ids
+    else:
+        ids.keys = ask
         yield ids
 
 
 @pytest.fixture
-def digits(tmp_path, key):
+def digits(request, tmp_path, key):
     random = np.random.default_rng(0)
     x = random.standard_normal((SAMPLES, 64), np.float32)
     y = (x @ random.standard_normal((64, CLASSES), np.float32)).argmax(1)
     fastrack.save_file({"x": x, "y": y}, tmp_path / "digits.safetensors", key)
-    return {"x": torch.from_numpy(x), "y": torch.from_numpy(y)}, fastrack.SealedDataset(tmp_path / "digits.safetensors")
+    keys = request.getfixturevalue("asked").keys if "asked" in request.fixturenames else None
+    sealed = fastrack.SealedDataset(tmp_path / "digits.safetensors", keys=keys)
+    return {"x": torch.from_numpy(x), "y": torch.from_numpy(y)}, sealed
 
 
 def loaders(digits):
@@ -111,7 +123,7 @@ def test_transformers(tmp_path, asked, key):
     transformers = pytest.importorskip("transformers")
     tokens = np.random.default_rng(0).integers(0, 50, 2000)
     fastrack.save_file({"input_ids": tokens}, tmp_path / "tokens.safetensors", key)
-    windows = fastrack.SealedDataset(tmp_path / "tokens.safetensors").windows("input_ids", 16)
+    windows = fastrack.SealedDataset(tmp_path / "tokens.safetensors", keys=asked.keys).windows("input_ids", 16)
     plain = [{"input_ids": torch.from_numpy(window)} for window in tokens.reshape(-1, 16)]
     config = transformers.GPT2Config(
         n_layer=1, n_head=2, n_embd=16, vocab_size=50, n_positions=16, bos_token_id=0, eos_token_id=0
@@ -139,6 +151,15 @@ def test_transformers(tmp_path, asked, key):
         trained.append(weights(trainer.model))
     assert torch.equal(*trained)
     assert set(asked) == {key.id}
+
+
+def test_a_trainer_without_a_collator_is_told_of_its_own(tmp_path, digits):
+    transformers = pytest.importorskip("transformers")
+    options = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "remove_unused_columns": False}
+    arguments = transformers.TrainingArguments(str(tmp_path / "out"), **options)
+    trainer = transformers.Trainer(new_model(), arguments, train_dataset=digits[1])
+    with pytest.raises(RuntimeError, match=r"data_collator= of a Trainer.*keys= of the data set or after .*use_keys"):
+        trainer.train()
 
 
 def test_a_trainer_without_the_key_stops(digits, key):
