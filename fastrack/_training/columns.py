@@ -210,7 +210,7 @@ def find_tensors(source: Source, columns: Sequence[str] | None) -> dict[str, tup
 
     The name of a tensor, which is authenticated, says whether it holds records.
     """
-    if isinstance(columns, str) or (source.index is None and not len(source.paths)):
+    if source.index is None and not len(source.paths):
         return {}
     if source.index is not None:
         sealed, plain, label = [name for name, *_ in source.index.tensors], list[str](), source.index.location
@@ -223,10 +223,15 @@ def find_tensors(source: Source, columns: Sequence[str] | None) -> dict[str, tup
     present = columns_in([name for name in sealed if name != ABOUT])
     if columns is None:
         return present
-    for name in columns:
+    chosen = () if isinstance(columns, str) else tuple(columns)
+    if not chosen:
+        raise ValueError(
+            f"columns=: expected a sequence of names, got {shown(columns, 200)}; {label} has {list(present)!s:.300}"
+        )
+    for name in chosen:
         if name not in present and name not in sealed:
             raise ValueError(f"{label} has no {_absent_column(name, present, plain)}")
-    return {name: present.get(name, (name,)) for name in columns}
+    return {name: present.get(name, (name,)) for name in chosen}
 
 
 def _absent_column(name: str, sealed: Iterable[str], plain: Iterable[str]) -> str:

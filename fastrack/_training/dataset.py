@@ -30,6 +30,7 @@ from fastrack._training.shards import PathLike, Shards
 from fastrack._transfer.api import to_device
 from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
+from fastrack._util.shown import shown
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset as _Base
@@ -249,7 +250,8 @@ class SealedDataset(_Base[Sample_co]):
             raise ValueError("data=: expected another name than 'lengths', which the length of a sample has. Rename it")
         anchor = resolve_anchor(anchor)
         source = find_shards(paths, anchor, keys, file_ids)
-        tensors = {data: (data, offsets), **find_tensors(source, tuple_of_names(columns, "columns="))}
+        names = tuple_of_names(columns, "columns=")
+        tensors = {data: (data, offsets), **(find_tensors(source, names) if names else {})}
         shards = source.open([name for names in tensors.values() for name in names], file_ids, anchor)
         dataset: SealedDataset[Any] = cls.__new__(cls)
         dataset._set(shards, tensors, keys, plain_columns, transform, "lengths", is_folder=source.is_folder)
@@ -357,6 +359,10 @@ class SampleTransform:
     __slots__ = ("_keys", "_ring", "_transform")
 
     def __init__(self, keys: KeySource | None, transform: Transform) -> None:
+        if not callable(transform):
+            raise TypeError(
+                f"transform=: expected a function of a sample, got {shown(transform)}. Compose several in one"
+            )
         self._keys = keys
         self._transform = transform
         self._ring: KeyRing | None = None  # made when the process opens its first samples

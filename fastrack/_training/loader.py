@@ -143,6 +143,8 @@ def wrap(
         raise TypeError(f"prefetch=: expected a number of batches, got {type(prefetch).__name__}. Pass 2, or 0")
     if operator.index(prefetch) < 0:
         raise ValueError(f"prefetch=: expected 0 or more, got {prefetch}")
+    if transform is not None and not callable(transform):
+        raise TypeError(f"transform=: expected a function of a batch, got {shown(transform)}. Compose several in one")
     _require_distributed(loader)
     kind = _StatefulLoader if hasattr(_stateful(loader), "state_dict") else WrappedLoader
     keys = _keys_of_data(loader) if keys is None else keys

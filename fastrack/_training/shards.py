@@ -205,11 +205,9 @@ def _choose(file: SealedFile, names: Sequence[str] | None) -> tuple[str, ...]:
     if not file:
         raise FormatError(f"{file.path}: expected sealed tensors, got none; `fastrack seal` seals a file")
     chosen = [name for name in file if name != ABOUT] if names is None else names
-    if not chosen or isinstance(chosen, str):
-        raise ValueError(
-            f"columns=: expected a sequence of names of sealed tensors, got {shown(chosen, 200)}; {file.path} has "
-            f"{list(file)!s:.300}"
-        )
+    if not chosen:
+        there = list(columns_in([name for name in file if name != ABOUT]))
+        raise ValueError(f"columns=: expected a sequence of names, got {chosen!r}; {file.path} has {there!s:.300}")
     return tuple(chosen)
 
 

@@ -214,7 +214,17 @@ def test_an_absent_column_is_told_with_the_columns_there_are_and_the_nearest(tmp
     for name, nearest in (("texts", ". Did you mean 'text'?"), ("offsets", "")):
         with pytest.raises(ValueError, match=re.escape(told.format(name) + nearest) + "$"):
             SealedDataset(tmp_path / "data", columns=["label", name])
+    for _ in range(2):  # without an index and with one
+        for columns, named in (("text", "got 'text'"), ([], "got []"), ("fastrack.about", "got 'fastrack.about'")):
+            with pytest.raises(
+                ValueError, match=re.escape(f"expected a sequence of names, {named}") + ".* has "
+            ) as error:
+                SealedDataset(tmp_path / "data", columns=columns, keys=key)
+            assert str(error.value).endswith(" has ['label', 'text']")
+        fastrack.index_dataset(tmp_path / "data", key)
     data = SealedDataset(tmp_path / "data", keys=key)
+    with pytest.raises(TypeError, match="Compose several in one"):
+        SealedDataset(tmp_path / "data", keys=key, transform=[str])
     with pytest.raises(ValueError, match=told.format("labels")):
         data.windows("labels", 1)
     fastrack.save_file({"x": np.arange(4), "p": np.arange(4)}, tmp_path / "one.safetensors", key, plain=["p"])
