@@ -22,11 +22,10 @@ from fastrack._sets.folder import SAFETENSORS
 from fastrack._sets.folder_writer import FolderIndex, files_to_seal, plain_files
 from fastrack._transfer import replaced
 from fastrack._util.atomic import new_folder
-from fastrack._util.fork import remove_own
+from fastrack._util.fork import remove_own, report_at_end
 from fastrack._util.locations import locate_local
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_regular
-from fastrack._util.unraised import report_at_end
 
 _drafts: dict[str, _Draft] = {}  # by the paths of their folders
 _TOKEN = "fastrack.draft"  # noqa: S105 - the name of a member of metadata

@@ -24,11 +24,10 @@ from fastrack._samples.stored import DataSet, StoredSamples, read_data_set, with
 from fastrack._sealed.file_header import ABOUT
 from fastrack._tensors import arrays, dtypes
 from fastrack._util.atomic import made_parents
-from fastrack._util.fork import per_process
+from fastrack._util.fork import per_process, report_at_end
 from fastrack._util.locations import Url, join, locate_target, require_path
 from fastrack._util.public import public
 from fastrack._util.shown import shown
-from fastrack._util.unraised import report_at_end
 from fastrack.errors import ClosedError
 
 _SAME = "Give all samples of a column one type, or choose another folder for these"

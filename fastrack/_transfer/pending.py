@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from fastrack._devices.base import NO_VERDICT, DeviceOperation
 from fastrack._sealed.messages import bad_chunk
+from fastrack._util.fork import report
 from fastrack._util.locations import Location
-from fastrack._util.unraised import report
 from fastrack.errors import FastrackError
 
 Name = tuple[str | None, Location | None]  # of a tensor, and of its file; None for a plain tensor

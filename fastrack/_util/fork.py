@@ -1,6 +1,6 @@
 """Reset state in forked children: secrets that must not be used twice, and locks that a parent's thread may hold.
 
-Leave to their parents what these still use.
+Leave to their parents what these still use. Report in no child what a parent loses.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -74,3 +75,39 @@ def _reset_all() -> None:
 _instances: weakref.WeakSet[Resettable] = weakref.WeakSet()
 _made: weakref.WeakKeyDictionary[object, dict[str, Callable[[], object]]] = weakref.WeakKeyDictionary()
 after_fork(_reset_all)
+
+
+# Failures and losses that no call is left to raise: a `ResourceWarning`, and a line of the logger "fastrack".
+
+
+def report_at_end(owner: object, find_lost: Callable[[], Any]) -> weakref.finalize[..., object]:
+    """Report what `find_lost` returns, unless it is empty, when the garbage collector or the process ends `owner`.
+
+    `find_lost` must not refer to `owner`, which would live as long as the process. A forked child reports nothing, as
+    what it has is its parent's. ``detach`` of the result ends the watch.
+    """
+    return weakref.finalize(owner, _report_lost, find_lost, os.getpid())
+
+
+def _report_lost(find_lost: Callable[[], Any], process: int) -> None:
+    lost = find_lost() if os.getpid() == process else None
+    if lost:
+        report(f"{lost}: expected close() or the end of a with statement, got neither. Use a with statement")
+
+
+def report(message: str) -> None:
+    """Report a failure or a loss where no caller could handle an exception."""
+    import logging  # deferred: few processes need it
+
+    logging.getLogger("fastrack").warning(message)
+    _Unraised(message)
+
+
+class _Unraised:
+    """A warning that is issued on deletion, so that a filter that turns it into an error reaches no caller."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    def __del__(self) -> None:
+        warnings.warn(self._message, ResourceWarning, stacklevel=2)

@@ -14,9 +14,8 @@ import torch
 import torch.distributed as dist
 
 from fastrack._keys.keyring import KeyLike, sealing_key
-from fastrack._util.fork import per_process
+from fastrack._util.fork import per_process, report
 from fastrack._util.shown import shown
-from fastrack._util.unraised import report
 from fastrack.distributed._link import Link
 from fastrack.distributed._messages import Slabs
 from fastrack.distributed._operation import CollectiveOperation, Reduction, split
