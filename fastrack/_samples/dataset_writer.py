@@ -112,7 +112,7 @@ class DatasetWriter:
     ) -> None:
         if isinstance(records, str):
             raise TypeError(f"records=: expected an iterable of names, got one text. Give [{shown(records, 200)}]")
-        if not isinstance(shard_size, int) or shard_size < 1:
+        if not isinstance(shard_size, int) or shard_size < 1:  # type: ignore[redundant-expr]  # of callers without types
             raise ValueError(
                 f"shard_size=: expected 1 byte or more, got {shown(shard_size, 40)}. Give a number of bytes"
             )
