@@ -178,9 +178,14 @@ def require_names(columns: Iterable[str]) -> None:
 
 
 def source_columns(names: Iterable[str], chosen: Sequence[str] | None, where: object) -> list[str]:
-    """Return the columns to take of a source that has columns of these names; raise FormatError if one cannot be."""
+    """Return the columns to take of a source that has columns of these names; raise FormatError if one cannot be.
+
+    Names of columns that are left out may be any.
+    """
     names = list(names)
-    for number, name in enumerate(names, 1):
+    taken = None if chosen is None else set(chosen)
+    numbered = [(number, name) for number, name in enumerate(names, 1) if taken is None or name in taken]
+    for number, name in numbered:
         if not name:
             raise FormatError(f"{where}: expected a name for each column, got none for column {number}. Name it")
         try:
@@ -193,7 +198,7 @@ def source_columns(names: Iterable[str], chosen: Sequence[str] | None, where: ob
                 f"{OFFSETS}, {LENGTHS} or {VALID}, as fastrack has such columns of its own. Rename it"
             )
     numbers: dict[str, int] = {}
-    for number, name in enumerate(names, 1):
+    for number, name in numbered:
         if numbers.setdefault(name, number) != number:  # in a file without a header the name would be a value
             raise FormatError(
                 f"{where}: column {number}: expected a name of its own, got that of column {numbers[name]}. Rename one"

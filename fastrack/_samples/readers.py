@@ -14,6 +14,7 @@ import numpy as np
 
 from fastrack._samples import archives, csv_files, folders, json_lines, tables
 from fastrack._samples.blocks import VALID, Block, Column, is_value, require_names, source_columns
+from fastrack._samples.cells import Schema
 from fastrack._samples.text_lines import Line, read_lines, require_text, take
 from fastrack._util.locations import Location, locate_local
 from fastrack._util.regular_file import matches, not_found
@@ -32,6 +33,7 @@ class Source:
     classes : the number of each class, of a folder of such folders
     notes : remarks on the files, such as columns that became text by a cell
     stored : columns that the samples are added to: where cells and members do not tell their types, they get those
+    schema : nulls, and types of columns, of CSV
     """
 
     def __init__(
@@ -41,8 +43,9 @@ class Source:
         root: Path | None = None,
         seen: dict[str, int] | None = None,
         stored: Mapping[str, Column] | None = None,
+        schema: Schema | None = None,
     ) -> None:
-        self.stored = stored or {}
+        self.stored, self.schema = stored or {}, schema or Schema()
         self._seen = {} if seen is None else seen
         self._root = root or Path(os.path.commonpath([path.parent.absolute() for path in paths] or [Path("/")]))
         self.paths, self.current = paths, paths[0] if paths else self._root
@@ -84,18 +87,23 @@ def open_source(
     chosen: Sequence[str] | None = None,
     seen: dict[str, int] | None = None,
     stored: Mapping[str, Column] | None = None,
+    schema: Schema | None = None,
 ) -> Source:
     """Open a source of samples, and take the chosen columns. `target` is a folder that is not read, but written.
 
     seen : the state of each file, by its path, that an earlier opening of the source left there
     stored : columns that the samples are added to
+    schema : nulls, and types of columns
 
-    Raise FormatError if it is of no kind that can be read, or a chosen column is absent.
+    Raise FormatError if it is of no kind that can be read, or a chosen column is absent; ValueError for a schema of
+    what has types of its own.
     """
     if isinstance(source, (str, os.PathLike)):
         paths = matches(locate_local(source))
     elif isinstance(source, Sequence) and source and all(isinstance(path, (str, os.PathLike)) for path in source):
         paths = [path for name in source for path in matches(locate_local(name))]
+    elif schema:
+        raise _no_schema("import_samples")
     else:
         opened = Source([], stored=stored)
         batches = _read_object(source, chosen, opened.stored)
@@ -104,15 +112,17 @@ def open_source(
     labels = None
     if len(paths) == 1 and paths[0].is_dir():
         listing = folders.list_folder(paths[0], target)
-        labels, opened = listing.labels, Source(listing.paths, listing.skipped, paths[0], seen, stored)
+        labels, opened = listing.labels, Source(listing.paths, listing.skipped, paths[0], seen, stored, schema)
         for path, label in zip(listing.paths, labels or [], strict=labels is not None):
             opened.classes.setdefault(opened.name_of(path).partition("/")[0], label)
     else:
-        opened = Source(paths, seen=seen, stored=stored)
+        opened = Source(paths, seen=seen, stored=stored, schema=schema)
     for path in opened.paths:
         if not path.exists():
             raise not_found(path)
         opened.require_same(path)
+    if schema and any(path.suffix.lower() not in _CSV for path in opened.paths):
+        raise _no_schema(paths[0])
     if opened.paths and all(map(folders.is_one_sample, opened.paths)):
         batches = opened.watch(folders.read_files(opened, map(opened.name_of, opened.paths), labels))
         opened.batches = ((None, batch) for batch in _choose(batches, chosen, paths[0]))
@@ -120,6 +130,13 @@ def open_source(
         batches = opened.watch(_reader_of(opened.paths, paths[0])(opened, chosen))
         opened.batches = ((opened.name_of(opened.current), batch) for batch in _choose(batches, chosen, paths[0]))
     return opened
+
+
+def _no_schema(source: object) -> ValueError:
+    return ValueError(
+        f"{source}: nulls= and types=: expected .csv or .tsv files beside them, got a source whose values have types. "
+        "Leave them out, or convert the values first"
+    )
 
 
 def _reader_of(paths: list[Path], source: Path) -> Callable[[Source, Sequence[str] | None], Iterator[Batch]]:
@@ -232,9 +249,10 @@ _ADVICE = {  # by the suffix of a file
     ".json": "Write one object on each line of a file that ends with .jsonl",
 }
 
+_CSV = {".csv", ".tsv"}
 _READERS: dict[str, Callable[[Source, Sequence[str] | None], Iterator[Batch]]] = {
-    ".csv": lambda files, chosen: csv_files.read_files(files, chosen, files.notes, files.stored),
-    ".tsv": lambda files, chosen: csv_files.read_files(files, chosen, files.notes, files.stored),
+    ".csv": lambda files, chosen: csv_files.read_files(files, chosen, files.notes, files.stored, files.schema),
+    ".tsv": lambda files, chosen: csv_files.read_files(files, chosen, files.notes, files.stored, files.schema),
     ".txt": lambda files, _: _read_text(files),
     ".jsonl": lambda files, _: json_lines.read_files(files, files.stored),
     ".tar": lambda files, _: archives.read_files(files),

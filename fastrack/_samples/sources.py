@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fastrack._keys.keyring import KeyLike
 from fastrack._samples import readers
 from fastrack._samples.blocks import Column
+from fastrack._samples.cells import Schema
 from fastrack._samples.imports import Batches, Import
 from fastrack._util.locations import locate_target
 from fastrack._util.public import public
@@ -26,6 +27,8 @@ def import_samples(
     skip_existing: bool = False,
     columns: Sequence[str] | None = None,
     records: Iterable[str] = (),
+    nulls: Collection[str] = (),
+    types: Mapping[str, str | type] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> int:
     r"""Seal samples that you have into a folder of shards, which `SealedDataset` opens.
@@ -42,7 +45,8 @@ def import_samples(
         - ``.csv`` and ``.tsv`` with a header: a column for each name there. It is I64 or F64 if each of its cells is
           empty or such a number, and else text, exactly as it stands: ``007`` stays text, and so does a number with
           more digits than a float gives back. Cells are separated by commas, semicolons or tabs, whichever the
-          header has.
+          header has, and have at most 2**28 characters. The index that pandas writes without a name is "index".
+          Empty lines are left out; between rows of one column they are empty cells.
         - ``.txt``: "text", a record for each line, without its end.
         - ``.jsonl``: a column for each member of the objects, in the order in which they come. Text, numbers and lists
           of numbers are stored as such, and other values, or such values mixed, as JSON. A member that is missing is a
@@ -79,6 +83,12 @@ def import_samples(
         The columns to store, in this order. By default all that the source has.
     records : iterable of str
         Columns of arrays of one dimension that differ in length, as for `DatasetWriter`.
+    nulls : collection of str
+        Of CSV: cells that stand for a null, beside empty ones among numbers, such as ``["NA", "null"]``; with ``""``
+        also empty ones among texts.
+    types : mapping of str to str, optional
+        Of CSV: the type of columns by their names: "int" (I64), "float" (F64: digits beyond one are rounded), "bool"
+        (true and false, 1 and 0) or "text". A cell that has none is an error.
     progress : callable, optional
         Called with the number of samples read since the previous call, those that are stored already included.
 
@@ -115,16 +125,17 @@ def import_samples(
     (b'Oslo', 709037)
     """
     choices = {"resume": resume, "append": append, "skip_existing": skip_existing, "chosen": columns}
-    return open_import(source, folder, records=records, **choices).work(key, shard_size, progress)
+    schema = Schema.of(nulls, types)
+    return open_import(source, folder, schema, records=records, **choices).work(key, shard_size, progress)
 
 
-def open_import(source: Any, folder: str | os.PathLike[str], **choices: Any) -> Import:
+def open_import(source: Any, folder: str | os.PathLike[str], schema: Schema | None = None, **choices: Any) -> Import:
     """Return the import of a source of `import_samples` into a folder, with the options of `Import`."""
     target = locate_target(folder)
     seen: dict[str, int] = {}
 
     def open_source(stored: Mapping[str, Column]) -> tuple[readers.Source | None, Batches]:
-        opened = readers.open_source(source, target, choices.get("chosen"), seen, stored)
+        opened = readers.open_source(source, target, choices.get("chosen"), seen, stored, schema)
         return (opened if opened.paths else None), opened.batches
 
     return Import(open_source, target, **choices)

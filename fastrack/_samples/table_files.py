@@ -17,6 +17,7 @@ import numpy as np
 
 from fastrack._samples import arrow_types
 from fastrack._samples.blocks import Block, Column
+from fastrack._samples.cells import LONGEST_CELL
 from fastrack._samples.text_lines import MARKS
 from fastrack._tensors import arrays, dtypes
 from fastrack.errors import FormatError
@@ -123,9 +124,10 @@ def _cells(name: str, column: Column, values: Values, first: int) -> list[str]:
     """Return values as the text of cells; a null is empty."""
     if column.shape is None and column.dtype == "U8":
         cells = _texts(name, values.block, first)
-        wrong = next((index for index, cell in enumerate(cells) if "\0" in cell), None)
-        if wrong is not None:
-            raise FormatError(f"sample {first + wrong}: {name!r:.80}: expected text for a cell, got a NUL. {_OTHER}")
+        for index, cell in enumerate(cells, first):
+            if "\0" in cell or len(cell) > LONGEST_CELL:
+                got = "a NUL" if "\0" in cell else f"more than {LONGEST_CELL} characters"
+                raise FormatError(f"sample {index}: {name!r:.80}: expected text for a cell, got {got}. {_OTHER}")
     elif _is_arrow(column):
         cells = [cell or "" for cell in _texts_of_arrow(name, values)]
     else:

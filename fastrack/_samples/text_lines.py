@@ -29,7 +29,7 @@ _NUL = "expected text, got a NUL byte. Save the file as text in UTF-8, or leave 
 def lines_of(path: Path) -> Iterator[bytes]:
     """Return the lines of a file in UTF-8, without their ends and without a byte-order mark."""
     with io.BufferedReader(open_regular(path)) as file:
-        encoding = _skip_mark(file)
+        encoding = skip_mark(file)
         if encoding != "utf-8":
             with _refusing(path, encoding), io.TextIOWrapper(file, encoding, newline="\n") as decoded:
                 for text in decoded:
@@ -74,15 +74,15 @@ def require_text(lines: Sequence[Line]) -> list[bytes]:
 
 
 @contextmanager
-def open_text(path: Path) -> Iterator[Iterator[str]]:
-    """Open a file as lines of text, with their ends."""
+def open_text(path: Path) -> Iterator[tuple[Iterator[str], Callable[[], int]]]:
+    """Open a file as lines of text, with their ends. A function tells about how many bytes were read so far."""
     with io.BufferedReader(open_regular(path)) as file:
-        encoding = _skip_mark(file)
+        encoding = skip_mark(file)
         with _refusing(path, encoding), io.TextIOWrapper(file, encoding, newline="") as lines:
-            yield _without_nul(lines, path)
+            yield _without_nul(lines, path), file.tell
 
 
-def _skip_mark(file: IO[bytes]) -> str:
+def skip_mark(file: IO[bytes]) -> str:
     """Return the encoding that the byte-order mark of a file tells, and leave the file after the mark."""
     start = file.read(len(codecs.BOM_UTF8))
     mark, encoding = next(((mark, name) for mark, name in _MARKS if start.startswith(mark)), (b"", "utf-8"))
@@ -109,7 +109,7 @@ def _refusing(path: Path, encoding: str) -> Iterator[None]:
 def _line_of_fault(path: Path, encoding: str) -> int:
     decoder, number = codecs.getincrementaldecoder(encoding)(), 1
     with io.BufferedReader(open_regular(path)) as file:
-        _skip_mark(file)
+        skip_mark(file)
         try:
             while content := file.read(1 << 20):
                 number += decoder.decode(content).count("\n")

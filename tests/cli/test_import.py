@@ -98,10 +98,41 @@ def test_the_report_names_columns_and_classes(cli, key, folder):
 def test_columns_that_became_text_by_a_cell_are_told(cli, key, folder):
     rows = "".join(f"{row},{row}.5,00{row},word {row},{row if row != 90 else 'secret'}\n" for row in range(1, 200))
     (folder / "my.csv").write_text("id,size,code,note,age\n" + rows.replace("3,3.5,", "3,n/a,", 1))
-    told = ["size is text, as row 3 of my.csv is no number", "age is text, as row 90 of my.csv is no number"]
+    why = "is no number. If it is a null, name it in"
+    told = [f"{name} is text, as line {line} of my.csv {why}" for name, line in (("size", 4), ("age", 91))]
     lines = cli(f"import my.csv ds {key}").stdout.splitlines()
-    assert lines[2:4] == [f"note: {note}" for note in told]
-    assert cli.json(f"import my.csv again {key}")["notes"] == told
+    assert lines[2:4] == [f"note: {note} --null" for note in told]
+    assert cli.json(f"import my.csv again {key}")["notes"] == [f"{note} nulls=" for note in told]
+
+
+def test_nulls_and_types_of_columns_are_given(cli, key, folder):
+    (folder / "my.csv").write_text("id,a=b,size,flag\n007,1,n/a,TRUE\n008,null,2.5,-\n")
+    options = "--null n/a,null --null=- --type a=b=float --type flag=bool --type id=int"
+    lines = cli(f"import my.csv ds {key} {options}").stdout.splitlines()
+    shown = "columns: id (integers), a=b (numbers or null), size (numbers or null),"
+    assert lines[1:3] == [shown, "         flag (yes or no or null)"]
+    lines = cli(
+        f"import my.csv other --dry-run --null n/a,null --type a=b=float --type id=int {key}"
+    ).stdout.splitlines()
+    again = f"fastrack import my.csv other {key} --null n/a,null --type a=b=float --type id=int"
+    assert lines[-1] == f"Nothing was written. Next: {again}"
+
+
+@each(
+    ("options", "error"),
+    [
+        ("--type size", "expected name=type, got 'size'"),
+        ("--type size=money", "expected bool, float, int or text for 'size', got 'money'"),
+        ("--type sise=float", "--type: the source has no column 'sise'; it has 'id', 'size'. Did you mean 'size'?"),
+        ("--type size=float", "line 2: column 'size': expected a number, as --type says, got another cell. Name it in"),
+    ],
+)
+def test_a_type_that_is_none_or_does_not_fit_is_refused_in_words(cli, key, folder, options, error):
+    (folder / "my.csv").write_text("id,size\n1,n/a\n")
+    assert error in " ".join(
+        cli(f"import my.csv ds {key} {options}", status=2 if "name" in error or "bool" in error else 1).output.split()
+    )
+    assert not (folder / "ds").exists()
 
 
 def test_files_that_are_there_are_left_out_and_told(cli, key, folder):
@@ -224,7 +255,7 @@ def test_an_import_that_is_interrupted_at_the_first_look_says_how_to_go_on(cli, 
         raise KeyboardInterrupt
 
     (folder / "my.csv").write_text("id\n1\n")
-    monkeypatch.setattr("fastrack._samples.csv_files._what", interrupt)
+    monkeypatch.setattr("fastrack._samples.cells.TextCells.judge", interrupt)
     error = cli(f"import my.csv out {key}", status=130).output
     stopped = "; stopped in my.csv, file 1 of 1"
     assert error == f"error: interrupted: nothing was stored{stopped}; the same command begins again\n"

@@ -11,21 +11,24 @@ from helpers.cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastrack import FormatError, SealedDataset, import_samples
-from fastrack._samples.csv_files import _what_is
+from fastrack import FormatError, SealedDataset, export_samples, import_samples
+from fastrack._samples import csv_files
+from fastrack._samples.cells import Schema, judge_cell
 from fastrack._samples.readers import open_source
 
 
-def columns_of(path, columns=None):
+def columns_of(path, columns=None, schema=None, notes=None):
     """The values of a file, read but not sealed: lists of numbers or texts, with None where a cell is empty."""
-    found = {}
-    for _, batch in open_source(path, None, columns).batches:
+    found, source = {}, open_source(path, None, columns, schema=schema)
+    for _, batch in source.batches:
         for name, block in batch.items():
             if block.ends is not None:
                 values = [block.between(i, i + 1).tobytes().decode() for i in range(block.count)]
             else:
                 values = block.data.view({"I64": "i8", "F64": "f8", "BOOL": "?"}[block.column.dtype]).tolist()
             found.setdefault(name, []).extend(values)
+    if notes is not None:
+        notes += source.notes
     return {
         name: [value if valid else None for value, valid in zip(values, found[name + ".valid"], strict=True)]
         if name + ".valid" in found
@@ -131,8 +134,7 @@ def test_quoted_cells(write):
         ("x,y\n1,2\n3\n", 3, "2 cells.*got 1"),
         ("x,y\n1,2\n3,4,5\n", 3, "2 cells.*got 3"),
         ('x,y\n1,"a\nb"\n3\n', 4, "got 1"),
-        ("x,y\n1,2\n\n3,4\n", 3, "an empty line"),
-        ("x,y\n" + "1,2\n" * 70 + "\n" * 5000 + "3,4\n", 72, "an empty line"),
+        ("x,y\n1,2\n\n3\n", 4, "got 1"),
         ('x,y\n1,2\n3,"4\n5,6\n', 3, "quotes"),
         ('x,y\n1,"2"3\n', 2, "quotes"),
         (b"x,y\n1,2\n1,\xff\n", 3, "UTF-8"),
@@ -148,7 +150,6 @@ def test_quoted_cells(write):
         ("1,2\n3,4\n", 1, "header"),
         ("", 1, "header"),
         ("\n", 1, "header"),
-        ("x,y\n1," + "a" * 200_000 + "\n", 2, "limit"),
     ],
 )
 def test_what_is_no_table_is_refused_by_line(write, content, line, word):
@@ -199,7 +200,7 @@ def test_a_number_that_a_float_gives_back_is_one(write, cell):
 @given(st.floats(allow_nan=False))
 def test_what_a_float_is_printed_as_is_a_number(value):
     for text in repr(value), f"{value:.16e}", f"{value:.18e}":
-        assert _what_is(text) == _what_is("0.5")
+        assert judge_cell(text) == judge_cell("0.5")
 
 
 def test_a_header_of_many_columns_takes_no_time(write):
@@ -277,19 +278,184 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, content, suffix, start)
 
 
 def test_errors_repeat_no_cells(write):
-    for content in ("x\nsecret,secret\n", 'x\n"secret"secret\n', b"x\nsecret\0\n", b"x\nsecret\xff\n", "x\n\nsecret\n"):
+    for content in (
+        "x\nsecret,secret\n",
+        'x\n"secret"secret\n',
+        b"x\nsecret\0\n",
+        b"x\nsecret\xff\n",
+        "x,y\n\nsecret\n",
+    ):
         with pytest.raises(FormatError) as error:
             columns_of(write(content))
         assert not re.search("secret", str(error.value))
 
 
-def test_a_header_without_its_first_name_is_told_to_be_the_index_of_pandas(write):
-    with pytest.raises(
-        FormatError, match=r"a\.csv, line 1: .* none for column 1\. .*to_csv\(index=False\); else name it"
-    ):
-        columns_of(write(",x,y\n0,1,2\n"))
-    with pytest.raises(FormatError, match=r"none for column 2\. Name it"):
-        columns_of(write("x,,y\n0,1,2\n"))
+def test_the_index_that_pandas_writes_without_a_name_gets_the_one_that_pandas_gives(write):
+    path = write(",x,y\n0,1,2\n")
+    assert columns_of(path) == {"index": [0], "x": [1], "y": [2]}
+    assert columns_of(path, ["y", "x"]) == {"y": [2], "x": [1]}
+    assert columns_of(path, ["index"]) == {"index": [0]}
+    assert columns_of(write(",,x\n0,a,2\n")) == {"level_0": [0], "level_1": ["a"], "x": [2]}  # of two levels
+    assert columns_of(write(",index\n0,2\n")) == {"level_0": [0], "index": [2]}
+    assert columns_of(write(",0,1\n0,2,3\n")) == {"index": [0], "0": [2], "1": [3]}
+    with pytest.raises(FormatError, match="got numbers"):
+        columns_of(write(",7,8\n0,2,3\n"))  # a row, it seems
+
+
+def test_names_that_no_column_can_have_are_those_of_columns_that_are_left_out(write):
+    path = write("x,,y.valid,x.records,z,z\n1,2,3,4,5,6\n")
+    assert columns_of(path, ["x"]) == {"x": [1]}
+    for columns, word in ((None, "none for column 2"), (["y.valid"], "y.valid"), (["z"], "column 6")):
+        with pytest.raises(FormatError, match=word):
+            columns_of(path, columns)
+
+
+@each(
+    ("content", "found"),
+    [
+        ("x,y\n1,2\n\n3,4\n", {"x": [1, 3], "y": [2, 4]}),
+        ("x,y\r\n\r\n1,2\r\n\r\n", {"x": [1], "y": [2]}),
+        ("x,y\n" + "1,2\n" * 70 + "\n" * 9000 + "3,4\n", {"x": [1] * 70 + [3], "y": [2] * 70 + [4]}),
+        ("x\n1\n\n3\n", {"x": [1, None, 3]}),  # as polars and DuckDB write a null
+        ("x\n\n" + "a\n" * 5000 + "\n" * 5000 + "b\n", {"x": ["", *["a"] * 5000, *[""] * 5000, "b"]}),
+        ('x\n""\n1\n', {"x": [None, 1]}),
+    ],
+)
+def test_empty_lines_are_no_rows_but_between_those_of_one_column(write, content, found):
+    assert columns_of(write(content)) == found
+
+
+def test_empty_lines_at_the_end_of_one_column_are_left_out_with_a_note(write):
+    notes = []
+    assert columns_of(write("x\n1\n\n\n"), notes=notes) == {"x": [1]}
+    assert notes == ["a.csv has 2 empty lines at its end, which are left out"]
+    columns_of(write("x\n1\n"), notes=(notes := []))
+    assert notes == []
+
+
+def test_cells_may_be_long(write, key, tmp_path, monkeypatch):
+    limit, long = csv.field_size_limit(), "a" * 200_000
+    path = write(f'x,y\n1,{long}\n2,"{long}"\n')
+    assert columns_of(path) == {"x": [1, 2], "y": [long, long]}
+    assert csv.field_size_limit() == limit
+    import_samples(path, tmp_path / "out", key)
+    export_samples(tmp_path / "out", tmp_path / "again.csv", key)
+    assert columns_of(tmp_path / "again.csv") == columns_of(path)
+    limit = csv_files._csv.field_size_limit(1000)
+    assert limit == 2**28
+    try:
+        with pytest.raises(FormatError, match=r"line 2: expected cells of up to 1000 characters.* Close its quotes"):
+            columns_of(path)
+    finally:
+        csv_files._csv.field_size_limit(limit)
+    monkeypatch.setattr("fastrack._samples.table_files.LONGEST_CELL", 1000)
+    with pytest.raises(FormatError, match="sample 0: 'y': expected text for a cell, got more than 1000 characters"):
+        export_samples(tmp_path / "out", tmp_path / "third.csv", key)
+
+
+def test_a_limit_of_cells_that_a_program_sets_is_its_own(write):
+    limit = csv.field_size_limit(10)
+    try:
+        assert columns_of(write("x\n" + "a" * 1000 + "\n")) == {"x": ["a" * 1000]}
+    finally:
+        csv.field_size_limit(limit)
+
+
+@each(
+    ("content", "note"),
+    [
+        ("x\n1\n2\nN/A\n", "x is text, as line 4 of a.csv is no number. If it is a null, name it in nulls="),
+        ('t,x\n"a\nb",1\n\nc,2\nd,N/A\n', "x is text, as line 6 of a.csv is no number."),
+        ("x\n" + "5\n" * 9000 + "x\n", "x is text, as line 9002 of a.csv is no number."),
+        ("x\n1\n2\n5.123456789012345678901\n", "line 4 of a.csv has more digits than a float holds."),
+        ("x\n9007199254740993\n0.5\n", "line 2 of a.csv is an integer beyond 2**53, which no float beside it holds."),
+        ("x\n12345678901234567890\n12345678901234567891\n", "has more digits than an integer of 64 bits holds."),
+        ("x\n1\n2\n1e400\n", "line 4 of a.csv is beyond the range of floats"),
+        ("x\n1\n2\n003\n", "line 4 of a.csv begins with a zero or plus sign, or has spaces."),
+        ("x\nTRUE\nFALSE\n", "line 2 of a.csv is a truth value. Give it the type bool in types="),
+        ("x\na\nb\n1\n", None),
+        ("x\n007\n008\n", None),
+    ],
+)
+def test_one_note_tells_why_a_column_is_text_and_on_which_line(write, content, note):
+    columns_of(write(content), notes=(notes := []))
+    assert len(notes) == (note is not None)
+    assert all(note in each for each in notes)
+
+
+def test_nulls_are_named(write):
+    path = write("x,y,z\n1,NA,NA\nnull,b,\n3,,TRUE\n")
+    assert columns_of(path)["x"] == ["1", "null", "3"]
+    found = columns_of(path, schema=Schema.of(["NA", "null"], {}))
+    assert found == {"x": [1, None, 3], "y": [None, "b", ""], "z": [None, "", "TRUE"]}
+    assert columns_of(path, schema=Schema.of(["NA", ""], {}))["y"] == [None, "b", None]
+    assert columns_of(path, schema=Schema.of(["3"], {}))["x"] == ["1", "null", None]
+
+
+def test_types_are_given(write):
+    path = write("a,b,c,d\n007,0.12345678901234567890,1,TRUE\n +8,NA,2,false\n")
+    types = {"a": "int", "b": float, "c": "text", "d": bool}
+    found = columns_of(path, schema=Schema.of(["NA"], types))
+    assert found == {"a": [7, 8], "b": [0.12345678901234568, None], "c": ["1", "2"], "d": [True, False]}
+
+
+@each(
+    ("cells", "kind", "row"),
+    [
+        (["1", "N/A"], "float", 1),
+        (["1", "1e400"], "float", 1),
+        (["1", "1_0"], "float", 1),
+        (["9223372036854775807", "9223372036854775808"], "int", 1),
+        (["1", "2", "2.0"], "int", 2),
+        (["0x10"], "int", 0),
+        (["true", "yes"], "bool", 1),
+    ],
+)
+def test_a_cell_that_has_not_the_type_of_its_column_is_refused_by_line(write, cells, kind, row):
+    path = write("x,y\n" + "".join(f"{cell},z\n" for cell in cells))
+    with pytest.raises(FormatError, match=rf"a\.csv, line {row + 2}: column 'x': expected .* as types= says, got"):
+        columns_of(path, schema=Schema.of([], {"x": kind}))
+
+
+def test_a_schema_that_is_none_is_refused_in_words(tmp_path, write, key):
+    path = write("price,y\n1,2\n")
+    (tmp_path / "a.jsonl").write_text('{"x": 1}\n')
+    refused = [
+        (path, {"types": {"pric": "float"}}, FormatError, "types=: the source has no column 'pric'.*mean 'price'"),
+        (path, {"types": {"price": "money"}}, ValueError, "types=: expected bool, float, int or text for 'price', got"),
+        (path, {"types": {"price": None}}, ValueError, "types=: expected bool, float, int or text for 'price', got"),
+        (path, {"types": ["price"]}, TypeError, "types=: expected a mapping, got list"),
+        (path, {"nulls": [None]}, TypeError, "nulls=: expected texts"),
+        (path, {"nulls": 5}, TypeError, "nulls=: expected texts"),
+        (tmp_path / "a.jsonl", {"nulls": ["NA"]}, ValueError, r"nulls= and types=: expected \.csv or \.tsv files"),
+        ([{"x": 1}], {"types": {"x": "int"}}, ValueError, r"nulls= and types=: expected \.csv or \.tsv files"),
+    ]
+    for source, options, kind, words in refused:
+        with pytest.raises(kind, match=words):
+            import_samples(source, tmp_path / "out", key, **options)
+    assert not (tmp_path / "out").exists()
+
+
+EXPORTS = {  # of one table of two rows, as these write it
+    "pandas": ',id,name,price,n,day\n0,017,Genève,0.1,1,2020-01-02\n1,2,"say ""hi""",,,\n',
+    "polars": 'id,name,price,n,day\n017,Genève,0.1,1,2020-01-02\n2,"say ""hi""",,,""\n',
+    "DuckDB": 'id,name,price,n,day\n017,Genève,0.1,1,2020-01-02\n2,"say ""hi""",,,\n',
+    "Excel": '\ufeffid,name,price,n,day\r\n017,Genève,0.1,1,2020-01-02\r\n2,"say ""hi""",,,\r\n',
+    "Excel, of some countries": '\ufeffid;name;price;n;day\r\n017;Genève;0.1;1;2020-01-02\r\n2;"say ""hi""";;;\r\n',
+}
+
+
+@each("program", EXPORTS)
+def test_what_other_programs_export_is_imported_without_options(write, program):
+    found = columns_of(write(EXPORTS[program]))
+    assert found.pop("index", [0, 1]) == [0, 1]
+    assert found == {
+        "id": ["017", "2"],
+        "name": ["Genève", 'say "hi"'],
+        "price": [0.1, None],
+        "n": [1, None],
+        "day": ["2020-01-02", ""],
+    }
 
 
 def test_text_of_windows_is_refused_with_the_command_that_converts_it(write):

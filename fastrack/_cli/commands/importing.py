@@ -16,11 +16,12 @@ from fastrack._cli.console import clean, pluralize, print_lines, reporter, tell
 from fastrack._cli.errors import is_of_location, refuse_values
 from fastrack._cli.files import as_location, is_stream, load_engine, open_ring
 from fastrack._cli.options import Json, KeyFile, Quiet, Silent
-from fastrack._util.shown import format_size
+from fastrack._util.shown import format_size, shown
 from fastrack.errors import FormatError, UnknownKeyError
 
 if TYPE_CHECKING:
     from fastrack._samples.blocks import Column
+    from fastrack._samples.cells import Schema
     from fastrack._samples.imports import Import
 
 _WIDTH = 80  # columns of a line of the report
@@ -28,7 +29,10 @@ _LISTED = 12  # columns that are named, at most
 _SHARD_SIZE = 256  # MiB
 _SMALL_SHARD = 32  # MiB
 _MIB = 1 << 20
-_PARAMETER = re.compile(r"(?<![\w./'-])(append|columns|resume|shard_size|skip_existing)=(?:True)?(?=[\s:;,.)]|$)")
+_PARAMETER = re.compile(
+    r"(?<![\w./'-])(append|columns|nulls|resume|shard_size|skip_existing|types)=(?:True)?(?=[\s:;,.)]|$)"
+)
+_OPTIONS = {"nulls": "null", "types": "type"}  # whose parameters have other names
 
 
 def import_(
@@ -48,6 +52,14 @@ def import_(
     columns: Annotated[
         list[str] | None,
         typer.Option("--columns", metavar="NAMES", help="Store these columns alone: a,b. May be repeated."),
+    ] = None,
+    null: Annotated[
+        list[str] | None,
+        typer.Option("--null", metavar="TEXTS", help="Cells of CSV that stand for nulls: NA,null. May be repeated."),
+    ] = None,
+    types: Annotated[
+        list[str] | None,
+        typer.Option("--type", metavar="NAME=TYPE", help="bool, float, int or text for a column of CSV. Repeatable."),
     ] = None,
     resume: Annotated[
         bool,
@@ -92,12 +104,14 @@ def import_(
     names = [name for text in columns or () for name in text.split(",")]
     if not all(names):
         raise typer.BadParameter("expected names with commas between them, got an empty one", param_hint="--columns")
+    schema = _schema_of(null or (), types or ())
     owner = None if dry_run and not (resume or append) else _open_key(key)
     load_engine("sealing")
     start = time.perf_counter()
     work = open_import(
         sources if len(sources) > 1 else sources[0],
         folder,
+        schema,
         resume=resume,
         append=append,
         skip_existing=skip_existing,
@@ -105,6 +119,7 @@ def import_(
         is_dry=dry_run,
     )
     given: dict[str, Any] = {"--key": key, "--columns": ",".join(names), "--skip-existing": skip_existing}
+    given |= {"--null": null, "--type": types}
     given["--shard-size"] = shard_size if shard_size != _SHARD_SIZE else None
     with _telling_how_far(work, paths, {**given, "--append": append}), _progress(work, quiet=quiet) as progress:
         work.work(owner, shard_size * _MIB, progress)
@@ -151,6 +166,20 @@ def index(
     tell(lines, as_json=as_json, quiet=quiet, path=str(written.location), shards=len(written.shards), file_id=file_id)
 
 
+def _schema_of(nulls: Sequence[str], types: Sequence[str]) -> "Schema":
+    """Return the schema that --null and --type give."""
+    from fastrack._samples.cells import Schema
+
+    pairs = [text.rpartition("=") for text in types]
+    for (name, _, _), text in zip(pairs, types, strict=True):
+        if not name:
+            raise typer.BadParameter(f"expected name=type, got {shown(text)}", param_hint="--type")
+    try:
+        return Schema.of([null for text in nulls for null in text.split(",")], {name: kind for name, _, kind in pairs})
+    except ValueError as error:
+        raise typer.BadParameter(str(error).partition("=: ")[2], param_hint="--type") from None
+
+
 def _open_key(source: str | None) -> Any:
     from fastrack._keys.keyring import KEY_FILE_VARIABLE
 
@@ -187,12 +216,15 @@ def _telling_how_far(work: "Import", paths: Sequence[Path], given: Mapping[str, 
                 error.add_note(line)
         if error.args and isinstance(error.args[0], str):
             # The message names parameters of `import_samples`, whose options are meant here.
-            told = _PARAMETER.sub(lambda match: f"--{match[1].replace('_', '-')}", error.args[0])
-            error.args = (told, *error.args[1:])
+            error.args = (_as_options(error.args[0]), *error.args[1:])
         is_told = isinstance(error, FormatError) or is_of_location(error)
         if isinstance(error, (ImportError, TypeError, ValueError)) and not is_told:
             raise _as_format_error(error) from None  # of the data, of its format, or of the folder
         raise
+
+
+def _as_options(text: str) -> str:
+    return _PARAMETER.sub(lambda match: f"--{_OPTIONS.get(match[1], match[1]).replace('_', '-')}", text)
 
 
 def _notes_on(work: "Import", paths: Sequence[Path], given: Mapping[str, Any], *, is_stopped: bool) -> list[str]:
@@ -217,8 +249,8 @@ def _as_format_error(error: Exception) -> FormatError:
 def _command(paths: Sequence[Path], given: Mapping[str, Any]) -> str:
     words = ["fastrack", "import", *(str(as_location(path)) for path in paths)]
     for option, value in given.items():
-        if value:
-            words += [option] if value is True else [option, str(value)]
+        for each in value if isinstance(value, list) else [value] if value else []:
+            words += [option] if each is True else [option, str(each)]
     return shlex.join(words)
 
 
@@ -237,7 +269,7 @@ def _report(
     if classes:
         lines.append(_fit("labels: ", [f"{number} {name}" for number, name in enumerate(classes)], more="... {} more"))
     lines += _list_skipped(work.skipped)
-    lines += [f"note: {clean(note)}" for note in work.notes]
+    lines += [f"note: {_as_options(clean(note))}" for note in work.notes]
     if command is not None:
         return [*lines, f"Nothing was written. Next: {clean(command)}"]
     keys = f', keys="{key}"' if key is not None and Path(key).exists() else ""
