@@ -21,7 +21,7 @@ import pyarrow.csv  # noqa: F401 - before the first turn
 
 from bench import csv_before
 from fastrack import Key, import_samples
-from fastrack._samples import csv_arrow, csv_files
+from fastrack._samples.csv import csv_arrow, csv_files
 
 BEFORE, WITHOUT, WITH = "0.2", "without PyArrow", "with PyArrow"
 TARGETS = {WITHOUT: 1.0, WITH: 1 / 3}  # of the time that 0.2 takes

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from bench import bench_csv, csv_before
-from fastrack._samples import csv_files
+from fastrack._samples.csv import csv_files
 
 
 def test_both_readers_read_the_table_alike(tmp_path):

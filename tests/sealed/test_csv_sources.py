@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastrack import FormatError, SealedDataset, export_samples, import_samples
-from fastrack._samples import csv_files
-from fastrack._samples.cells import Schema, judge_cell
+from fastrack._samples.csv import csv_files
+from fastrack._samples.csv.cells import Schema, judge_cell
 from fastrack._samples.readers import open_source
 
 

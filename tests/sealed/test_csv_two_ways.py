@@ -5,8 +5,8 @@ import random
 import pytest
 
 from fastrack import FormatError
-from fastrack._samples import csv_arrow
-from fastrack._samples.cells import Schema
+from fastrack._samples.csv import csv_arrow
+from fastrack._samples.csv.cells import Schema
 from fastrack._samples.readers import open_source
 
 pytest.importorskip("pyarrow")
@@ -84,7 +84,7 @@ def require_equal(seeds, tmp_path, monkeypatch):
             by_arrow.append(len(cells[0].cells))
             yield cells
 
-    monkeypatch.setattr("fastrack._samples.csv_files.read_columns", counted)
+    monkeypatch.setattr("fastrack._samples.csv.csv_files.read_columns", counted)
     monkeypatch.setattr(csv_arrow, "_BLOCK", 512)
     for seed in seeds:
         content, chosen, schema = table(seed)

@@ -21,7 +21,7 @@ from fastrack.errors import FormatError, UnknownKeyError
 
 if TYPE_CHECKING:
     from fastrack._samples.blocks import Column
-    from fastrack._samples.cells import Schema
+    from fastrack._samples.csv.cells import Schema
     from fastrack._samples.imports import Import
 
 _WIDTH = 80  # columns of a line of the report
@@ -168,7 +168,7 @@ def index(
 
 def _schema_of(nulls: Sequence[str], types: Sequence[str]) -> "Schema":
     """Return the schema that --null and --type give."""
-    from fastrack._samples.cells import Schema
+    from fastrack._samples.csv.cells import Schema
 
     pairs = [text.rpartition("=") for text in types]
     for (name, _, _), text in zip(pairs, types, strict=True):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fastrack._samples.blocks import Block, Column, source_columns
-from fastrack._samples.cells import (
+from fastrack._samples.csv.cells import (
     EXPECTED,
     INTEGER,
     LONG,
@@ -34,7 +34,7 @@ from fastrack._samples.cells import (
     kind_of,
     reason_of,
 )
-from fastrack._samples.csv_arrow import ArrowCells, Unsure, read_columns
+from fastrack._samples.csv.csv_arrow import ArrowCells, Unsure, read_columns
 from fastrack._samples.text_lines import open_text
 from fastrack._util.shown import list_names, shown
 from fastrack.errors import FormatError
@@ -91,9 +91,10 @@ def _blocks_of(survey: _Survey, kinds: Mapping[str, str], path: Path, batch: Seq
 
 @dataclass(slots=True)
 class _Found:
-    """What the cells of a column are.
+    """Findings about the cells of a column.
 
-    earlier : what they are in the files before the one that is read
+    what : flags of what they are
+    earlier : those of the files before the one that is read
     first : the file and row of the first cell of a flag, and whether there are numbers before it
     """
 

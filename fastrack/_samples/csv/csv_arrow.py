@@ -17,7 +17,7 @@ import numpy as np
 
 from fastrack._samples.arrow_types import pyarrow
 from fastrack._samples.blocks import Block, Column
-from fastrack._samples.cells import EMPTY, INTEGER, LONG, NUMBER, TEXT, TextCells
+from fastrack._samples.csv.cells import EMPTY, INTEGER, LONG, NUMBER, TEXT, TextCells
 from fastrack._samples.text_lines import skip_mark
 from fastrack._util.regular_file import open_regular
 
@@ -28,7 +28,7 @@ _ROWS = 64  # of a block at least: wide or long ones are read as fast by the csv
 
 
 class Unsure(Exception):  # noqa: N818 - no error
-    """What follows may be read in another way by PyArrow, or it is not there."""
+    """PyArrow is not there, or may read the next rows in another way."""
 
 
 def read_columns(path: Path, delimiter: str, width: int, places: Sequence[int]) -> Iterator[list[ArrowCells]]:

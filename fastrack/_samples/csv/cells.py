@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
@@ -18,11 +18,8 @@ from fastrack._util.shown import shown
 LONGEST_CELL = 1 << 28
 """Characters of a cell of CSV, at most: an open quote makes one of the rest of the file."""
 
-if TYPE_CHECKING:
-    from fastrack._samples.csv_arrow import ArrowCells
-
-Cells: TypeAlias = "TextCells | ArrowCells"
-"""The cells of a column in several rows.
+Cells: TypeAlias = Any
+"""The cells of a column in several rows: `TextCells`, or `csv_arrow.ArrowCells`.
 
 `texts` returns them as they stand; `without` with nulls emptied, and which are none, or None if all are; `judge` what
 they are, as a sum of flags, of which others may be missing beside TEXT; `numbers` the values of a column of int, float
