@@ -169,9 +169,9 @@ class TextCells:
         else:
             of, dtype, null = (float, np.float64, math.nan) if kind == "float" else (int, np.int64, 0)
             if all(self.cells):
-                return np.array(list(map(of, self.cells)), dtype), None
+                return np.fromiter(map(of, self.cells), dtype, len(self.cells)), None
             values = np.array([of(cell) if cell else null for cell in self.cells], dtype)
-        return values, np.array(list(map(bool, self.cells)), np.bool_)
+        return values, np.fromiter(map(bool, self.cells), np.bool_, len(self.cells))
 
     def block(self) -> Block:
         text = "".join(self.cells)
