@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 import torch
 
-from examples.serving.sealing import RefusedError, open_answer, seal_request
+from examples.serving.refusals import REASONS, RefusedError
+from examples.serving.sealing import open_answer, seal_request, tensor_to_text, text_to_tensor
 from fastrack import attest
 from fastrack.grants import Recipient
 
@@ -18,9 +19,10 @@ Verify = Callable[[bytes, attest.Challenge], tuple[Recipient, datetime]]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Authentic logits, the edition that computed them, and the worker that says so of itself."""
+    """Authentic logits or text, the edition that computed them, and the worker that says so of itself."""
 
-    logits: torch.Tensor
+    logits: torch.Tensor | None
+    text: str
     edition: str
     worker: str
 
@@ -29,7 +31,7 @@ class Client:
     """One connection to a server. It asks for an offer when it has none that is valid."""
 
     def __init__(self, url: str, verify: Verify) -> None:
-        self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+        self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=600)
         self._verify = verify
         self._machine: Recipient | None = None
         self._valid_until = datetime.min.replace(tzinfo=UTC)
@@ -45,11 +47,12 @@ class Client:
             self._machine, self._valid_until = self._verify(offer, challenge)
         return self._machine
 
-    def ask(self, tokens: torch.Tensor, edition: str = "") -> Answer:
-        """Return the answer to tokens, of this edition of the model or of any.
+    def ask(self, asked: torch.Tensor | str, edition: str = "") -> Answer:
+        """Return the answer to tokens or to a text, of this edition of the model or of any.
 
         Raise RefusedError if the server refuses the request: anybody on the way can say that, and no more.
         """
+        tokens = text_to_tensor(asked) if isinstance(asked, str) else asked
         for is_last in (False, True):
             body, head, key = seal_request(tokens, self.machine, edition=edition, now=int(time.time()))
             try:
@@ -60,9 +63,11 @@ class Client:
                 if is_last:
                     raise
         if status != 200:
-            raise RefusedError(answer.decode("ascii", "replace")[:20])
-        logits, edition = open_answer(answer, head, key)
-        return Answer(logits, edition, worker)
+            reason = answer.decode("ascii", "replace")
+            raise RefusedError(reason if reason in REASONS else "unknown")
+        opened, edition = open_answer(answer, head, key)
+        is_text = opened.dtype == torch.uint8
+        return Answer(None if is_text else opened, tensor_to_text(opened) if is_text else "", edition, worker)
 
     def send(self, path: str, body: bytes | None = None) -> tuple[int, bytes, str]:
         """Send bytes as they are. Return the status, the content and the worker."""

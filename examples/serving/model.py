@@ -1,9 +1,6 @@
-"""A small transformer, and its weights in memory that processes share."""
+"""A small transformer of this example."""
 
 import json
-import mmap
-import os
-import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,9 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
-import fastrack
-
-_ALIGNMENT = 64  # bytes, as torch aligns tensors: results may depend on it
+from examples.serving.refusals import RefusedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +21,6 @@ class Config:
     width: int = 64
     layers: int = 2
     heads: int = 4
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> "Config":
-        sizes = json.loads(data)
-        return cls(**{name: int(sizes[name]) for name in cls.__slots__})
 
 
 class Block(nn.Module):
@@ -73,6 +63,9 @@ class Transformer(nn.Module):
         is_in_range = (tokens >= 0) & (tokens < self.config.vocabulary)
         return 0 < len(tokens) <= self.config.length and bool(is_in_range.all())
 
+    def write(self, text: str) -> str:
+        raise RefusedError("text")
+
 
 def make_model(folder: Path, config: Config, seed: int) -> Transformer:
     """Write a model of random weights to a new folder, and return it."""
@@ -84,47 +77,3 @@ def make_model(folder: Path, config: Config, seed: int) -> Transformer:
     (folder / "config.json").write_text(json.dumps(asdict(config)))
     save_file(model.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
     return model.eval()
-
-
-def open_model(
-    path: Path, keys: fastrack.KeyRing, memory: int, *, anchor: Path | None = None
-) -> tuple[str, dict[str, int]]:
-    """Open a sealed folder into a memory file. Return its edition, which is the id of its index, and its config."""
-    folder = fastrack.load_folder(path, keys, anchor=anchor)
-    config = Config.from_bytes(folder.read("config.json"))  # authentic, and so are the sizes that it claims
-    with torch.device("meta"):
-        size = _layout(Transformer(config))[1]
-    os.ftruncate(memory, size)
-    fastrack.load_model(place_model(config, mmap.mmap(memory, size)), folder, keys)
-    return folder.file_id, asdict(config)
-
-
-def map_model(config: Config, memory: int) -> Transformer:
-    """Return a model whose weights are those in a memory file, which no process can change any more."""
-    # Private, since older kernels refuse a shared map of sealed memory. Pages that nobody writes to are shared anyway.
-    size = os.fstat(memory).st_size
-    return place_model(config, mmap.mmap(memory, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))
-
-
-def place_model(config: Config, memory: mmap.mmap) -> Transformer:
-    """Return a model whose weights lie in a map, which lives as long as one of them does."""
-    with torch.device("meta"):
-        model = Transformer(config)
-    state, places = model.state_dict(), _layout(model)[0]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given buffer is not writable")  # as it is meant
-        placed = {
-            name: torch.frombuffer(memory, dtype=like.dtype, count=like.numel(), offset=places[name]).view(like.shape)
-            for name, like in state.items()
-        }
-    model.load_state_dict(placed, assign=True)
-    return model.requires_grad_(requires_grad=False).eval()
-
-
-def _layout(model: Transformer) -> tuple[dict[str, int], int]:
-    """Return where each tensor begins, and the size of all."""
-    places, size = {}, 0
-    for name, tensor in model.state_dict().items():
-        places[name] = size
-        size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-    return places, size

@@ -4,7 +4,7 @@ A request is three parts, one after the other::
 
     head      label, machine, edition, request, time: 64 bytes that anyone can read
     key       a key of the client for this request alone, encrypted by HPKE to the machine; its info is the head
-    tokens    a sealed tensor under that key, named "request"
+    tokens    a sealed tensor under that key, named "request": tokens, or the bytes of a text
 
 The answer is a sealed tensor under the same key, whose name says what it answers. So the head is authenticated with the
 key, and a name with its tensor.
@@ -20,26 +20,11 @@ from datetime import UTC, datetime
 import torch
 
 import fastrack
+from examples.serving.refusals import RefusedError
 from fastrack import attest
 from fastrack.grants import Identity, Recipient
 
 LIMIT = 1 << 20  # bytes of a request
-REASONS = {
-    "altered": 400,  # a part does not authenticate, or is sealed to another key
-    "broken": 400,  # the client broke off
-    "crowded": 503,  # more requests in the window than are remembered
-    "edition": 412,  # the client wants another edition of the model
-    "large": 413,
-    "machine": 421,  # for another machine, or for this one before it was started again
-    "malformed": 400,
-    "replayed": 409,
-    "slow": 408,
-    "stale": 403,  # sealed too long ago, or in the future
-    "tokens": 422,  # not what the model takes
-    "unready": 503,
-}
-"""Reasons to refuse a request, with the status of the answer."""
-
 _HEAD = struct.Struct(">8s16s16s16sQ")
 _LABEL = b"ft-ask@1"
 _KEY_SIZE = 32
@@ -47,14 +32,6 @@ _WRAPPED_SIZE = 1120 + _KEY_SIZE + 16  # an encapsulated key of MLKEM768_X25519,
 _REQUEST = "request"
 _ANY = bytes(16)
 _DEVELOPMENT = b"no evidence, for development alone: "
-
-
-class RefusedError(Exception):
-    """A request is refused, for a reason of `REASONS`."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"asking failed: expected an answer, got a refusal ({reason})")
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +79,7 @@ def open_request(
         key = fastrack.Key.from_bytes(identity.decrypt(wrapped, body[: _HEAD.size]))
         tensor = fastrack.SealedTensor.from_bytes(sealed)
         # Nothing is decrypted of an answer that is sent back, nor into more memory than the request has.
-        if tensor.name != _REQUEST or tensor.dtype != "I64" or len(tensor.shape) != 1:
+        if tensor.name != _REQUEST or tensor.dtype not in {"I64", "U8"} or len(tensor.shape) != 1:
             raise RefusedError("malformed")
         tokens = fastrack.unseal(tensor, key, framework="torch")
     except fastrack.FormatError:
@@ -113,22 +90,33 @@ def open_request(
     return head, key, tokens
 
 
-def seal_answer(logits: torch.Tensor, head: Head, key: fastrack.Key, edition: str) -> bytes:
+def seal_answer(answer: torch.Tensor, head: Head, key: fastrack.Key, edition: str) -> bytes:
     """Seal an answer to a request, bound to the edition of the model that computed it."""
-    return fastrack.seal(logits, key, f"answer {head.machine} {head.request} {edition}").to_bytes()
+    return fastrack.seal(answer, key, f"answer {head.machine} {head.request} {edition}").to_bytes()
+
+
+def text_to_tensor(text: str) -> torch.Tensor:
+    return torch.tensor(list(text.encode(errors="replace")), dtype=torch.uint8)
+
+
+def tensor_to_text(tensor: torch.Tensor) -> str:
+    try:
+        return bytes(tensor.tolist()).decode()
+    except UnicodeDecodeError:
+        raise RefusedError("malformed") from None
 
 
 def open_answer(body: bytes, head: Head, key: fastrack.Key) -> tuple[torch.Tensor, str]:
     """Return an authentic answer to this request, and the edition of the model that computed it."""
     sealed = fastrack.SealedTensor.from_bytes(body)
-    logits = fastrack.unseal(sealed, key, framework="torch")
+    answer = fastrack.unseal(sealed, key, framework="torch")
     match = re.fullmatch(f"answer {head.machine} {head.request} ([0-9a-f]{{32}})", sealed.name)
     if match is None or head.edition not in {"", match[1]}:
         raise fastrack.AuthenticationError(
             "opening the answer failed: expected one to this request, of the edition that was asked for, got another. "
             "Ask again"
         )
-    return logits, match[1]
+    return answer, match[1]
 
 
 # Machines without confidential hardware have no evidence. These two stand in for it, and prove nothing.

@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from examples.serving.sealing import REASONS, Head, RefusedError
+from examples.serving.refusals import REASONS, RefusedError
+from examples.serving.sealing import Head
 
 WINDOW = 60  # seconds in which a request has to arrive
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)  # seconds
@@ -76,6 +77,7 @@ class Counters:
         *(f"reload {result}" for result in ("ok", "refused", "failed")),
         "restarts",
         "generation",  # of the model in use; not a count
+        "cause",  # why there is no model, as a place in REASONS; not a count
         *(f"within {bound}" for bound in BOUNDS),
         "microseconds",
     )
@@ -94,6 +96,15 @@ class Counters:
 
     def generation(self, row: int) -> int:
         return self._numbers[row * len(self._NAMES) + self._columns["generation"]]
+
+    @property
+    def cause(self) -> str:
+        """The reason why there is no model, for all who ask. The supervisor sets it."""
+        return list(REASONS)[self.total("cause")]
+
+    @cause.setter
+    def cause(self, reason: str) -> None:
+        self._numbers[self.row * len(self._NAMES) + self._columns["cause"]] = list(REASONS).index(reason)
 
     def set_generation(self, number: int, row: int | None = None) -> None:
         row = self.row if row is None else row

@@ -19,10 +19,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 import fastrack
-from examples.serving.model import open_model
+from examples.serving.refusals import ModelError, told
 from examples.serving.shared import Counters, Replays
-from examples.serving.worker import TOLD, Worker, told
+from examples.serving.weights import open_model
+from examples.serving.worker import Worker
 from fastrack import attest
 from fastrack.grants import Identity
 
@@ -72,6 +75,7 @@ class Supervisor:
         self._listener, self._collect = listener, collect
         self._identity = Identity.generate()  # its secret half is inherited by the workers, and is nowhere else
         self._replays, self._counters = Replays(), Counters(workers)
+        self._counters.cause = "unready"
         self._workers = [_Process() for _ in range(workers)]
         self._model = _Model()
         self._loader: tuple[int, int, int] | None = None  # process, pipe, memory file
@@ -173,16 +177,13 @@ class Supervisor:
         result, pipe = os.pipe()
 
         def load() -> None:
+            torch.set_num_threads(1)  # as in a worker, so that what is tried here is what it does
             try:
                 # A link may lead elsewhere meanwhile: all files are those of one folder.
-                keys = fastrack.KeyRing(self._keys)
-                edition, config = open_model(self._path.resolve(), keys, memory, anchor=self._anchor)
-                words: dict[str, object] = {"edition": edition, "config": config}
-                if len(json.dumps(words)) > TOLD:
-                    words = {"result": "refused", "told": f"expected sizes of up to {TOLD} characters, got more"}
+                words = {"edition": open_model(self._path.resolve(), self._keys, memory, anchor=self._anchor)}
             except Exception as error:  # noqa: BLE001
-                result = "refused" if isinstance(error, fastrack.FastrackError) else "failed"
-                words = {"result": result, "told": told(error)}
+                result = "refused" if isinstance(error, (fastrack.FastrackError, ModelError)) else "failed"
+                words = {"result": result, "cause": cause_of(error), "told": told(error)}
             os.write(pipe, json.dumps(words).encode())
 
         try:
@@ -200,9 +201,11 @@ class Supervisor:
         self._loader = None
         with open(result, "rb") as pipe:  # noqa: PTH123
             text = pipe.read()
-        words = json.loads(text) if text and status == 0 else {"result": "failed", "told": f"it ended {_how(status)}"}
+        ended = {"result": "failed", "cause": "unready", "told": f"the loader ended {_how(status)}"}
+        words = json.loads(text) if text and status == 0 else ended
         if "result" in words:
             os.close(memory)
+            self._counters.cause = words["cause"]
             self._counters.add(f"reload {words['result']}")
             log.error("the model was not loaded, and what was in use stays: %s", words["told"])
             return
@@ -261,9 +264,18 @@ def _fork(run: Callable[[], None]) -> int:
         run()
         status = 0
     except BaseException as error:  # noqa: BLE001 - nothing of the supervisor's may run here
-        log.error("process %d failed: %s", os.getpid(), type(error).__name__)
+        log.error("process %d failed: %s", os.getpid(), told(error))
     finally:
         os._exit(status)
+
+
+def cause_of(error: Exception) -> str:
+    """Return the reason that clients get while there is no model."""
+    if isinstance(error, fastrack.UnknownKeyError):
+        return "key"
+    if isinstance(error, (fastrack.FastrackError, OSError)):
+        return "damaged"
+    return error.reason if isinstance(error, ModelError) else "unready"
 
 
 def _ended(pid: int) -> int | None:

@@ -20,14 +20,14 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import fastrack
-from examples.serving.model import Config, Transformer, map_model
-from examples.serving.sealing import LIMIT, REASONS, RefusedError, open_request, seal_answer
+from examples.serving.refusals import REASONS, RefusedError, told
+from examples.serving.sealing import LIMIT, open_request, seal_answer, tensor_to_text, text_to_tensor
 from examples.serving.shared import Counters, Replays
+from examples.serving.weights import Model, map_model
 from fastrack import attest
 from fastrack.grants import Identity
 
-TOLD = 2048  # characters of an error, or of a model's sizes
-MESSAGE = 2 * TOLD  # bytes of the supervisor's words about a model
+MESSAGE = 256  # bytes of the supervisor's words about a model
 
 _BODY_SECONDS = 30.0
 _RETRY_SECONDS = 5.0
@@ -42,7 +42,7 @@ log = logging.getLogger("serving")
 class Served:
     """A model in use, with the edition that it is of."""
 
-    model: Transformer
+    model: Model
     edition: str
 
 
@@ -77,6 +77,7 @@ class Worker:
     def run(self, listener: socket.socket, supervisor: socket.socket, first: tuple[bytes, int] | None) -> None:
         """Serve until the supervisor ends. `first` is the model in use as this worker is started, if there is one."""
         torch.set_num_threads(1)  # workers are the parallelism; and results do not depend on the number
+        torch.seed()  # or all workers draw the same tokens
         if first is not None:
             self._swap(*first)
         config = uvicorn.Config(
@@ -103,7 +104,7 @@ class Worker:
                     self._swap(message, descriptors[0])
                     return
             except Exception as error:  # noqa: BLE001 - of a worker that does not follow, another one takes the place
-                log.error("worker %d cannot take over a model: %s", self._number, type(error).__name__)
+                log.error("worker %d cannot take over a model: %s", self._number, told(error))
             server.should_exit = True  # and without a supervisor nobody would start another, or end this one
             asyncio.get_running_loop().remove_reader(supervisor)
 
@@ -114,8 +115,7 @@ class Worker:
 
     def _swap(self, message: bytes, memory: int) -> None:
         """Use another model from now on. A request that has begun goes on with the one that it took."""
-        words = json.loads(message)
-        model = map_model(Config(**words["config"]), memory)
+        words, model = json.loads(message), map_model(memory)
         os.close(memory)  # the map keeps the memory, and ends with the model
         self._served = Served(model, words["edition"])
         self._counters.set_generation(words["generation"])
@@ -163,19 +163,24 @@ class Worker:
     def _answer(self, body: bytes) -> bytes:
         served = self._served  # read once: all weights, and the edition that is named, are of one model
         if served is None:
-            raise RefusedError("unready")
+            raise RefusedError(self._counters.cause)
         head, key, tokens = open_request(body, self._identity, self._replays.admit)
         if head.edition not in {"", served.edition}:
             raise RefusedError("edition")
-        if not served.model.takes(tokens):
+        if tokens.dtype == torch.uint8:
+            answer = text_to_tensor(served.model.write(tensor_to_text(tokens)))
+        elif served.model.takes(tokens):
+            answer = served.model(tokens)
+        else:
             raise RefusedError("tokens")
-        return seal_answer(served.model(tokens), head, key, served.edition)
+        return seal_answer(answer, head, key, served.edition)
 
     async def live(self, _: Request) -> Response:
         return PlainTextResponse("live\n")
 
     async def ready(self, _: Request) -> Response:
-        missing = "a model" if self._served is None else "an offer" if not self._can_offer else ""
+        no_model = f"a model ({self._counters.cause})"
+        missing = no_model if self._served is None else "an offer" if not self._can_offer else ""
         text = f"waiting for {missing}\n" if missing else f"ready, edition {self._served.edition}\n"
         return self._respond(PlainTextResponse(text, 503 if missing else 200))
 
@@ -190,7 +195,7 @@ class Worker:
 
     def _fail(self, action: str, error: Exception) -> Response:
         self._counters.add("failed")
-        log.error("worker %d: %s failed: %s", self._number, action, type(error).__name__)
+        log.error("worker %d: %s failed: %s", self._number, action, told(error))
         return self._respond(PlainTextResponse("failed", 500))
 
     def _respond(self, response: Response) -> Response:
@@ -244,9 +249,3 @@ async def _read(request: Request, limit: int) -> bytes:
     except ClientDisconnect:
         raise RefusedError("broken") from None
     return bytes(body)
-
-
-def told(error: Exception) -> str:
-    """Return what a log may have of an error: what others than fastrack and the system say may have values."""
-    has_none = isinstance(error, (fastrack.FastrackError, OSError))
-    return f"{type(error).__name__}: {error}"[:TOLD] if has_none else type(error).__name__

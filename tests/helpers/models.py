@@ -20,3 +20,15 @@ def write_llama(folder, seed):
         eos_token_id=2,
     )
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder, max_shard_size="300KB")
+
+
+def write_tokenizer(folder, *, template=None):
+    """Write a tokenizer of transformers, of the words w0 to w511, for `write_llama`."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({f"w{number}": number for number in range(512)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    made = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", bos_token="w1", eos_token="w2")
+    made.chat_template = template
+    made.save_pretrained(folder)

@@ -26,9 +26,9 @@ pytest.importorskip("uvicorn")
 if not hasattr(os, "memfd_create") or not hasattr(signal, "sigtimedwait"):
     pytest.skip("the server takes Linux", allow_module_level=True)
 
-from examples.serving import demo, model, sealing  # noqa: E402
+from examples.serving import __main__, demo, model, sealing, supervisor, weights  # noqa: E402
 from examples.serving.client import Client  # noqa: E402
-from examples.serving.sealing import RefusedError  # noqa: E402
+from examples.serving.refusals import RefusedError, told  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -268,28 +268,87 @@ def test_an_older_edition_is_refused_by_an_anchor(editions, tmp_path):
     anchor, keys = tmp_path / "model.anchor", fastrack.KeyRing(folder / "owner.key")
     fastrack.Anchor.create(anchor, owner=owner.verifier)
     memory = os.memfd_create("model")
-    assert model.open_model(paths[1], keys, memory, anchor=anchor)[0] == list(good)[1]
+    assert weights.open_model(paths[1], keys, memory, anchor=anchor) == list(good)[1]
     with pytest.raises(fastrack.RollbackError):
-        model.open_model(paths[0], keys, memory, anchor=anchor)
+        weights.open_model(paths[0], keys, memory, anchor=anchor)
     os.close(memory)
 
 
-def test_a_server_without_a_model_lives_and_is_not_ready(editions, tmp_path):
+def write_model(folder, config):
+    """Write a folder with the weights of the server's own model, and with a configuration."""
+    model.make_model(folder, CONFIG, 1)
+    (folder / "config.json").write_text(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "cause", "expected"),
+    [
+        ('{"model_type": "bert", "architectures": ["BertForMaskedLM"]}', "architecture", "transformers"),
+        ('{"hidden_size": 64}', "architecture", "model_type"),
+        ("[1]", "architecture", "model_type"),
+        ("{", "architecture", "JSONDecodeError in raw_decode"),
+        (None, "incomplete", "with config.json, got none"),
+        ('{"vocabulary": 256, "length": 128, "width": 64, "layers": 3, "heads": 4}', "incomplete", "blocks.2"),
+    ],
+)
+def test_a_folder_without_a_model_is_refused_for_its_reason(editions, tmp_path, config, cause, expected):
+    write_model(tmp_path / "plain", config or "")
+    if config is None:
+        (tmp_path / "plain" / "config.json").unlink()
+    fastrack.seal_folder(tmp_path / "plain", tmp_path / "sealed", fastrack.Key.load(editions[0] / "owner.key"))
+    assert said_of(tmp_path / "sealed", editions[0] / "owner.key", cause, expected)
+
+
+def test_a_missing_or_other_key_and_a_missing_folder_are_named(editions, tmp_path):
+    folder, good, _ = editions
+    fastrack.Key.generate().save(tmp_path / "other.key")
+    path = next(iter(good.values())).path
+    assert said_of(path, tmp_path / "other.key", "key", "is needed but was not given")
+    assert said_of(path, tmp_path / "none.key", "key", "No such file")
+    assert said_of(tmp_path / "none", folder / "owner.key", "damaged", "No such file")
+
+
+def said_of(path, key, cause, expected):
+    """Return what the log is told of a folder, once it was compared."""
+    memory = os.memfd_create("model")
+    with pytest.raises(Exception, match=re.escape(expected)) as caught:
+        weights.open_model(path, str(key), memory)
+    os.close(memory)
+    assert supervisor.cause_of(caught.value) == cause
+    text = told(caught.value)
+    assert "\n" not in text
+    assert "KeyError" not in text.replace("UnknownKeyError", "")
+    return text
+
+
+def test_a_log_has_no_text_of_errors_that_others_raise():
+    with pytest.raises(KeyError) as caught:
+        {}["a value"]
+    assert re.fullmatch(r"KeyError in test_\w+ \(test_server\.py, line \d+\)", told(caught.value))
+
+
+def test_a_server_without_a_model_lives_and_is_not_ready(editions, tmp_path, monkeypatch, capsys):
     folder, good, damaged = editions
     link = tmp_path / "current"
     link.symlink_to(damaged[0])
     with demo.serving(link, folder / "owner.key", "--workers", "1", "--watch", "0.1", is_ready=False) as server:
         client = Client(server.url, sealing.trust_nothing)
-        server.wait(lambda: server.ask("/ready") == (503, "waiting for a model\n"))
+        server.wait(lambda: server.ask("/ready") == (503, "waiting for a model (damaged)\n"))
         server.wait(lambda: server.metric('fastrack_reloads_total{result="refused"}') == 1)
         assert server.ask("/live")[0] == 200
-        with pytest.raises(RefusedError, match="unready"):
-            client.ask(TOKENS)
+        for asked in (TOKENS, "a text"):
+            with pytest.raises(RefusedError, match=r"\(damaged\): the server has no model, .*: see its log$"):
+                client.ask(asked)
+        monkeypatch.setattr("sys.argv", ["serving", "ask", server.url, "17", "--development"])
+        assert __main__.main() == 1
+        assert re.fullmatch(r"ask: asking failed: [^\n]* refusal \(damaged\)[^\n]*\n", capsys.readouterr().err)
         fresh = tmp_path / "fresh"
         fresh.symlink_to(next(iter(good.values())).path)
         fresh.replace(link)  # seen without a signal
         server.wait(lambda: server.ask("/ready")[0] == 200)
         assert client.ask(TOKENS).edition in good
+        with pytest.raises(RefusedError, match="has no tokenizer"):
+            client.ask("a text")
         client.close()
 
 
