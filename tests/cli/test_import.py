@@ -1,5 +1,6 @@
 """``fastrack import``: samples of other formats, as a user imports them."""
 
+import csv
 import re
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from helpers.cases import each
 
+import fastrack
 from fastrack import SealedDataset, import_samples
 
 
@@ -19,8 +21,8 @@ def lines(folder):
     return "lines.txt"
 
 
-def texts(folder, key):
-    return list(SealedDataset(folder, keys=key, transform=lambda sample: sample["text"].decode()))
+def texts(folder, key, column="text"):
+    return list(SealedDataset(folder, keys=key, transform=lambda sample: sample[column].decode()))
 
 
 def test_lines_are_imported_and_read(cli, key, lines):
@@ -278,3 +280,36 @@ def test_errors_name_parameters_in_python_and_options_on_the_command_line(cli, k
         assert "Errno" not in str(info.value)
         assert "--" in error
         assert "=" not in error
+
+
+@pytest.mark.slow
+def test_a_table_that_pandas_wrote_trains_a_model_with_what_the_readme_says(cli, key):
+    torch = pytest.importorskip("torch")
+    chance, names = np.random.default_rng(0), ["José Müller", 'Zoë "Å" Ångström', "Łukasz, the old", "李雷"]
+    age, income = chance.integers(18, 90, 2000), chance.normal(40, 12, 2000).round(2)
+    with (cli.folder / "nasty.csv").open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(["", "customer", "name", "joined", "age", "income", "spent"])
+        for n, (years, earned) in enumerate(zip(age.tolist(), income.tolist(), strict=True)):
+            day = "" if n % 13 == 0 else f"20{10 + n % 15}-0{1 + n % 9}-1{n % 10}"
+            held = ["" if n % 50 == 7 else years, "N/A" if n % 40 == 3 else earned]
+            rows.writerow([n, 10**19 + n, names[n % 4], day, *held, round(earned / 2 + years / 10, 2)])
+    said = cli(f"import nasty.csv ds {key} --null N/A").stdout
+    for column in ("index (integers)", "customer (text)", "age (integers or null)", "income (numbers or null)"):
+        assert column in " ".join(said.split())
+    columns = ["age", "age.valid", "income", "income.valid", "spent"]
+    loader = torch.utils.data.DataLoader(
+        SealedDataset("ds", columns=columns, keys="owner.key"), batch_size=100, collate_fn=fastrack.collate
+    )
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1, dtype=torch.float64)
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=2e-4), []
+    for _ in range(5):
+        for batch in fastrack.wrap(loader, "cpu"):
+            known = batch["age.valid"] & batch["income.valid"]
+            x = torch.stack([batch["age"], batch["income"]], dim=1)[known]
+            loss = torch.nn.functional.mse_loss(model(x)[:, 0], batch["spent"][known])
+            optimizer.zero_grad(), loss.backward(), optimizer.step()
+            losses.append(loss.item())
+    assert losses[-1] < losses[0] / 10
+    assert texts("ds", "owner.key", "name")[:4] == names
