@@ -24,6 +24,7 @@ else:
 
 LENGTH = 4096  # tokens of a request, at most: each of them is work that other clients wait for
 NEW_TOKENS = 64  # of an answer in text
+_LETTERS = 16  # a token of a request, at most
 
 log = logging.getLogger("serving")
 
@@ -48,6 +49,8 @@ class CausalModel:
     def write(self, text: str) -> str:
         if self._tokenizer is None:
             raise RefusedError("text")
+        if len(text) > _LETTERS * self._length:  # before a tokenizer works on it
+            raise RefusedError("tokens")
         if self._tokenizer.chat_template:
             chat = [{"role": "user", "content": text}]
             text = self._tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
