@@ -67,6 +67,7 @@ def refuse_missing(folder: fastrack.SealedFolder, names: Iterable[str]) -> None:
 def told(error: Exception) -> str:
     """Return what a log may have of an error, as one line: its text may have values, unless this project made it."""
     if isinstance(error, (ModelError, RefusedError, fastrack.FastrackError, OSError)):
-        return " ".join(f"{type(error).__name__}: {error}".split())[:_TOLD]
+        kind = "" if isinstance(error, ModelError) else f"{type(error).__name__}: "
+        return " ".join(f"{kind}{error}".split())[:_TOLD]
     *_, frame = traceback.extract_tb(error.__traceback__)
     return f"{type(error).__name__} in {frame.name} ({Path(frame.filename).name}, line {frame.lineno})"
