@@ -172,13 +172,13 @@ def require_places(shards: Shards, keys: KeyRing) -> None:
         raise FormatError(f"{shards.paths[0]} or a file beside it was replaced meanwhile. Make the data set again")
     folder = Path(str(shards.paths[0])).parent
     if data.before and not shards.are_anchored:
-        warnings.warn(f"{warning_of(data, folder)}. Open it with an anchor, or import it anew", stacklevel=4)
+        warnings.warn(f"{warning_of(data, folder)}. Open it with an anchor, or import it anew", stacklevel=5)
     elif data.is_complete is False:
         warnings.warn(
             f"{folder}: the data set of {data.samples} samples is not complete: it is still "
             "being written, its last run was interrupted, or its last shards are missing. Continue that run, or get "
             "them from its owner",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

@@ -714,7 +714,7 @@ def test_a_file_of_another_kind_is_refused_with_the_way_to_import_it(tmp_path, k
         import_samples(tmp_path / name, tmp_path / "out", key)
 
 
-@each("samples", [np.ones((3, 2)), [(1, 2)], [1], b"xy"])
+@each("samples", [np.ones((3, 2)), [(1, 2)], [1]])
 def test_samples_without_names_of_columns_are_refused(tmp_path, key, samples):
     with pytest.raises(TypeError, match=r"expected each sample as a mapping .*, got one that is \w+\. Give dicts"):
         import_samples(samples, tmp_path / "out", key)
