@@ -160,8 +160,12 @@ def _read_file() -> str | None:
         )
     with read_private(path, _FILE_LIMIT) as content:
         line = re.split(rb"\r?\n", content, maxsplit=1)[0]
+    if len(line) > _FILE_LIMIT:  # others with the same beginning would open the key too
+        raise FormatError(
+            f"{path}: expected a passphrase of up to {_FILE_LIMIT} bytes, got more; shorten its first line"
+        )
     try:
-        return line[:_FILE_LIMIT].decode("utf-8-sig")
+        return line.decode("utf-8-sig")
     except UnicodeDecodeError:  # UTF-16, say; the error has the content
         pass
     raise FormatError(f"{path}: expected a passphrase in UTF-8, got other bytes; write it there again")

@@ -329,6 +329,13 @@ def test_a_file_that_is_no_private_text_is_refused(key, tmp_path, monkeypatch):
     path.write_bytes(TEXT.encode("utf-16"))
     with pytest.raises(ProviderError, match="UTF-8"):
         wrapped.unwrap()
+    path.write_text(1100 * "x")  # of which 1024 bytes opened what 1024 others had made
+    with pytest.raises(ProviderError, match="up to 1024 bytes, got more"):
+        wrapped.unwrap()
+    with pytest.raises(FormatError, match="up to 1024 bytes, got more"):
+        Passphrase().wrap(key)
+    path.write_text(1024 * "x" + "\n")
+    assert Passphrase().wrap(key).unwrap() == key
     monkeypatch.setenv(_passphrase.VARIABLE, TEXT)
     with pytest.raises(ProviderError, match="to name a file") as failed:
         wrapped.unwrap()
