@@ -1,7 +1,9 @@
 """CSV by PyArrow and by the csv module: one table, whichever reads it."""
 
 import random
+import sys
 
+import numpy as np
 import pytest
 
 from fastrack import FormatError
@@ -88,6 +90,7 @@ def require_equal(seeds, tmp_path, monkeypatch):
 
     monkeypatch.setattr("fastrack._samples.csv.csv_files.read_columns", counted)
     monkeypatch.setattr(csv_arrow, "_BLOCK", 512)
+    monkeypatch.setattr(csv_arrow, "_ROWS", 1)
     for seed in seeds:
         content, chosen, schema = table(seed)
         path.write_bytes(content)
@@ -105,3 +108,27 @@ def test_nasty_tables_are_the_same_with_pyarrow_and_without(tmp_path, monkeypatc
 @pytest.mark.slow
 def test_a_thousand_nasty_tables_are_the_same_with_pyarrow_and_without(tmp_path, monkeypatch):
     require_equal(range(1000), tmp_path, monkeypatch)
+
+
+def test_the_end_of_rows_is_found_in_few_steps_whatever_lines_are_in_quotes():
+    block = b'a,b\n1,"' + b'\n""' * 20_000
+    quotes, calls = np.flatnonzero(np.frombuffer(block, np.uint8) == ord('"')), []
+    sys.setprofile(lambda frame, event, function: calls.append(event))
+    try:
+        end = csv_arrow._end_of_rows(block, quotes)
+    finally:
+        sys.setprofile(None)
+    assert end == len(b"a,b\n")
+    assert len(calls) < 100
+
+
+def test_wide_tables_are_left_to_the_csv_module_unless_they_have_many_rows_or_long_cells(tmp_path, monkeypatch):
+    monkeypatch.setattr(csv_arrow, "_WORTH", 0)
+    path = tmp_path / "a.csv"
+    for width, count, cell, is_left in ((300, 200, "1", True), (300, 1100, "1", False), (3, 90, "x" * 2000, False)):
+        path.write_text("\n".join([",".join([cell] * width)] * (count + 1)) + "\n")
+        if is_left:
+            with pytest.raises(csv_arrow.Unsure):
+                next(csv_arrow.read_columns(path, ",", width, [0]))
+        else:
+            assert sum(len(cells.cells) for (cells,) in csv_arrow.read_columns(path, ",", width, [0])) == count

@@ -24,7 +24,9 @@ from fastrack._util.regular_file import open_regular
 _WORTH = 8 << 20  # bytes of a file from which on the import of PyArrow pays: it takes a quarter of a second
 _BLOCK = 1 << 20  # bytes that are read at a time
 _LARGEST = 16 << 20  # bytes of a block, if rows are long
-_ROWS = 64  # of a block at least: wide or long ones are read as fast by the csv module
+_FEW = 64  # cells that tell most columns of text
+_ROWS = 1024  # of a block at least, or
+_SIZE = 32 << 10  # bytes for each column: else PyArrow takes longer to begin a column than the csv module to read it
 
 
 class Unsure(Exception):  # noqa: N818 - no error
@@ -62,7 +64,7 @@ def read_columns(path: Path, delimiter: str, width: int, places: Sequence[int]) 
 
 def _blocks_of(file: IO[bytes], delimiter: str, width: int) -> Iterator[bytes]:
     """Return blocks of whole rows that PyArrow reads as the csv module does."""
-    rest = b""
+    rest, is_first = b"", True
     while True:
         new = file.read(max(_BLOCK, len(rest)))  # twice as much where rows are long
         if not new and not rest:
@@ -70,21 +72,22 @@ def _blocks_of(file: IO[bytes], delimiter: str, width: int) -> Iterator[bytes]:
         rest += new
         quotes = np.flatnonzero(np.frombuffer(rest, np.uint8) == ord('"')) if b'"' in rest else np.empty(0, np.int64)
         block = rest[: _end_of_rows(rest, quotes) if new else len(rest)]
-        if new and block.count(b"\n") < _ROWS:
-            if len(rest) >= _LARGEST:
+        if (new or is_first) and block.count(b"\n") < _ROWS and len(block) < _SIZE * width:
+            if len(rest) >= _LARGEST or not new:
                 raise Unsure
             continue
         _require_sure(block, quotes[: np.searchsorted(quotes, len(block))], delimiter, width)
         yield block
-        rest = rest[len(block) :]
+        rest, is_first = rest[len(block) :], False
 
 
 def _end_of_rows(block: bytes, quotes: Any) -> int:
     """Return where the last line ends that does not end within quotes."""
-    end = block.rfind(b"\n")
-    while end >= 0 and (before := int(np.searchsorted(quotes, end))) % 2:
-        end = block.rfind(b"\n", 0, quotes[before - 1])
-    return end + 1
+    if not quotes.size:
+        return block.rfind(b"\n") + 1
+    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))  # at once, as a cell may have any number
+    ends = ends[np.searchsorted(quotes, ends) % 2 == 0]
+    return int(ends[-1]) + 1 if ends.size else 0
 
 
 def _require_sure(block: bytes, quotes: Any, delimiter: str, width: int) -> None:
@@ -120,7 +123,7 @@ class ArrowCells:
         return ArrowCells(pa.compute.if_else(valid, self.cells, "")), valid.to_numpy(zero_copy_only=False)
 
     def judge(self) -> int:
-        start = TextCells(self.cells.slice(0, _ROWS).to_pylist()).judge()
+        start = TextCells(self.cells.slice(0, _FEW).to_pylist()).judge()
         if start & TEXT:  # casts that fail take long
             return start
         pa = pyarrow()
