@@ -110,6 +110,18 @@ def test_a_thousand_nasty_tables_are_the_same_with_pyarrow_and_without(tmp_path,
     require_equal(range(1000), tmp_path, monkeypatch)
 
 
+def test_a_mark_where_a_block_begins_stays_as_where_another_row_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(csv_arrow, "_WORTH", 0)
+    monkeypatch.setattr(csv_arrow, "_ROWS", 1)
+    path = tmp_path / "a.csv"  # of two files, one after the other
+    rows = b"one,1\n" * 3
+    path.write_bytes(b"\xef\xbb\xbfa,b\n" + rows + b"\xef\xbb\xbfa,b\n" + rows)
+    for size in (8, 1 << 20):
+        monkeypatch.setattr(csv_arrow, "_BLOCK", size)
+        (columns, _) = read(path, None, Schema())
+        assert columns["a"][1].decode() == 3 * "one" + "\ufeffa" + 3 * "one"
+
+
 def test_the_end_of_rows_is_found_in_few_steps_whatever_lines_are_in_quotes():
     block = b'a,b\n1,"' + b'\n""' * 20_000
     quotes, calls = np.flatnonzero(np.frombuffer(block, np.uint8) == ord('"')), []

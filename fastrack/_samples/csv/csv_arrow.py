@@ -7,6 +7,7 @@ looked at first, and one that it might read in another way is left to the csv mo
 from __future__ import annotations
 
 import io
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -92,6 +93,8 @@ def _end_of_rows(block: bytes, quotes: Any) -> int:
 
 def _require_sure(block: bytes, quotes: Any, delimiter: str, width: int) -> None:
     """Raise `Unsure` for a block that PyArrow may read in another way."""
+    if block.startswith(BOM_UTF8):  # which it drops, as of a file
+        raise Unsure
     if b"\0" in block or (b"\r" in block and block.count(b"\r") != block.count(b"\r\n")):
         raise Unsure
     if width == 1 and (block.startswith((b"\n", b"\r")) or b"\n\n" in block or b"\n\r" in block):
