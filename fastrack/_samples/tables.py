@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import date, time, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +184,7 @@ def infer(name: str, values: Sequence[Any]) -> Any:
     pa, got = pyarrow(), "others, such as text beside numbers"
     try:
         array = pa.array(values)
-        if not re.search("date|timestamp", str(array.type)) or _are_same(values, array.to_pylist()):
+        if not re.search("date|time|duration", str(array.type)) or _are_same(values, array.to_pylist()):
             return array
     except UnicodeEncodeError:
         got = "text with lone surrogates"
@@ -197,12 +197,17 @@ def infer(name: str, values: Sequence[Any]) -> Any:
 
 
 def _are_same(value: Any, stored: Any) -> bool:
-    """Return whether dates and times were stored as they are: among dates Arrow drops times of day, and zones."""
+    """Return whether dates and times were stored as they are, where Arrow drops times of day and zones, and so only.
+
+    Numbers beside them become dates and times.
+    """
     if isinstance(value, Mapping):
         return all(_are_same(each, stored[name]) for name, each in value.items())
     if isinstance(value, (list, tuple)):
         return all(map(_are_same, value, stored))
-    return not isinstance(value, date) or bool(value == stored)
+    if isinstance(value, (date, time)) or isinstance(stored, (date, time, timedelta)):
+        return isinstance(value, (np.datetime64, np.timedelta64)) or bool(value == stored)
+    return True
 
 
 def _arrays_of(batch: Any, survey: Survey, where: object) -> dict[str, Any]:

@@ -295,6 +295,11 @@ def test_types_are_found_over_all_samples_of_a_list(tmp_path, key, monkeypatch):
         ([{"x": DAY}, {"x": TIME}], r"'x': expected values of one type"),  # Arrow would drop the time of day
         ([{"x": [DAY]}, {"x": [TIME]}], r"'x': expected values of one type"),
         ([{"x": {"a": TIME}}, {"x": {"a": TIME.replace(tzinfo=dt.UTC)}}], r"'x': expected values of one type"),
+        ([{"x": DAY}, {"x": 2.5}], r"'x': expected values of one type"),  # Arrow would make a day, or a time, of it
+        ([{"x": {"a": [TIME, 7]}}], r"'x': expected values of one type"),
+        ([{"x": TIME.time()}, {"x": 2.5}], r"'x': expected values of one type"),
+        ([{"x": TIME - TIME}, {"x": 7}], r"'x': expected values of one type"),
+        ([{"x": TIME.time().replace(tzinfo=dt.UTC)}], r"'x': expected values of one type"),  # and drop the zone
         ([{"x": object()}], r"'x': expected values of one type"),
         ([{"x": None}, {"y": None}], r"expected the columns \['x'\], got \['y'\]"),
         ([{"x": ["a\ud83d"]}], r"'x': .* got text with lone surrogates"),
