@@ -108,8 +108,7 @@ def test_a_gpu_is_measured_with_a_word_on_what_stands_for_a_chain(cli, folder):
 
 def test_without_a_gpu_the_command_says_what_to_do(cli):
     said = cli.error(f"{QUICK} --device cuda:0")
-    assert said.startswith("error: cuda:0 ")
-    assert "pip install" in said
+    assert said == "error: cuda:0 needs a GPU of NVIDIA, got no NVIDIA driver: install one, or use device='cpu'\n"
 
 
 def test_a_device_that_is_none_is_refused(cli):
