@@ -217,6 +217,11 @@ class Import:
         return [] if self._files is None else self._files.notes
 
     @property
+    def classes(self) -> Mapping[str, int]:
+        """The label of each class of the source; none without the columns that tell them."""
+        return self._files.classes if self._files is not None and {PATH, LABEL} <= self.columns.keys() else {}
+
+    @property
     def current(self) -> str:
         """Name of the file that was read last; "" if the source is no file."""
         return "" if self._files is None else self._files.name_of(self._files.current)

@@ -129,7 +129,7 @@ def import_(
         print_lines(_list_skipped([each for each in work.skipped if each[1] != STORED]))  # unasked
         return
     tell(
-        _report(work, seconds, None if owner is None else owner.id, key, command, _classes_of(work, sources)),
+        _report(work, seconds, None if owner is None else owner.id, key, command),
         as_json=as_json,
         sources=[str(source) for source in sources],
         folder=str(folder),
@@ -254,9 +254,7 @@ def _command(paths: Sequence[Path], given: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def _report(
-    work: "Import", seconds: float, key_id: str | None, key: str | None, command: str | None, classes: Sequence[str]
-) -> list[str]:
+def _report(work: "Import", seconds: float, key_id: str | None, key: str | None, command: str | None) -> list[str]:
     """Return the result of an import in a few lines, and its notes."""
     added, folder = work.samples - work.before, str(work.folder)
     told = f"{pluralize(added, 'sample')} {'added' if work.before else 'sealed'}"
@@ -266,8 +264,10 @@ def _report(
     total = f", {work.samples} in all" if work.before else ""
     lines = [f"{clean(folder)}: {told}{of} ({format_size(work.nbytes)} read){total}; {seconds:.1f} s"]
     lines += _list_columns(_describe_columns(work.columns))
-    if classes:
-        lines.append(_fit("labels: ", [f"{number} {name}" for number, name in enumerate(classes)], more="... {} more"))
+    if work.classes:
+        lines.append(
+            _fit("labels: ", [f"{number} {name}" for name, number in work.classes.items()], more="... {} more")
+        )
     lines += _list_skipped(work.skipped)
     lines += [f"note: {_as_options(clean(note))}" for note in work.notes]
     if command is not None:
@@ -306,19 +306,6 @@ def _list_columns(columns: Sequence[tuple[str, str]]) -> list[str]:
             lines[-1] += ","
             lines.append(" " * len("columns: ") + item)
     return lines
-
-
-def _classes_of(work: "Import", sources: Sequence[Path]) -> list[str]:
-    """Return the names of the classes of a folder, by their labels; none if it has none."""
-    from fastrack._samples.folders import list_folder
-
-    if not {"path", "label"} <= work.columns.keys() or len(sources) != 1 or not sources[0].is_dir():
-        return []
-    with contextlib.suppress(FormatError, OSError):  # it has changed since
-        listing = list_folder(sources[0], work.folder)
-        numbers = zip(listing.labels or (), listing.paths, strict=True) if listing.labels else ()
-        return list({number: path.relative_to(sources[0]).parts[0] for number, path in numbers}.values())
-    return []
 
 
 def _fit(start: str, items: Sequence[str], *, more: str = "{} more") -> str:
