@@ -143,15 +143,13 @@ def _cast(name: str, array: Any, kind: Any) -> Any:
     """Return values as those of another type; raise FormatError if they would be others."""
     if (simple := _simple(kind)) == _simple(array.type):
         return array
-    pa = pyarrow()
     try:
-        cast = array.cast(simple)
-    except pa.ArrowException:
+        return array.cast(simple)
+    except pyarrow().ArrowException:
         raise FormatError(
             f"column {name!r:.80}: expected values that {kind!s:.80} has, the type in the samples before, got others, "
             f"of {array.type!s:.80}. Cast the column, or import it into another folder"
         ) from None
-    return cast
 
 
 @cache

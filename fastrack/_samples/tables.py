@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date, time, timedelta
 from pathlib import Path
@@ -60,15 +61,14 @@ def read_files(
     paths: Iterable[Path], chosen: Sequence[str] | None, stored: Mapping[str, Column]
 ) -> Iterator[Mapping[str, Block]]:
     """Return the batches of Parquet, Arrow and Feather files, in the same order each time that `paths` is iterated."""
-    survey = Survey(stored, chosen)
-    for path in paths:
-        with _Refusing(path):
-            for batch in _batches_of(path, chosen):
-                survey.find(_arrays_of(batch, survey, path))
-    for path in paths:
-        with _Refusing(path):
-            for batch in _batches_of(path, chosen):
-                yield from _read_batch(batch, survey, path)
+
+    def batches() -> Iterator[Any]:
+        for path in paths:
+            with _refusing(path):
+                for batch in _batches_of(path, chosen):
+                    yield path, batch
+
+    return _read_batches(batches, Survey(stored, chosen))
 
 
 def read_table(
@@ -97,15 +97,18 @@ def read_table(
             return None
 
     def batches() -> Iterator[Any]:
+        found: Any
         if is_dataset:
-            return (b for part in source.with_format("arrow").iter(_ROWS) for b in part.to_batches())
-        if is_scanned:
-            return iter(source.to_batches(batch_size=_ROWS))
-        return iter(pa.RecordBatchReader.from_stream(source) if is_once else source.to_batches(_ROWS))
+            found = (b for part in source.with_format("arrow").iter(_ROWS) for b in part.to_batches())
+        elif is_scanned:
+            found = source.to_batches(batch_size=_ROWS)
+        else:
+            found = pa.RecordBatchReader.from_stream(source) if is_once else source.to_batches(_ROWS)
+        return ((package, batch) for batch in found)
 
     # A file given by its path alone is read for a dataset, and refused elsewhere: the author of the table would choose
     # which files of this machine are read.
-    return _read_batches(batches, Survey(stored, chosen, is_dataset), package, is_once=is_once)
+    return _read_batches(batches, Survey(stored, chosen, is_dataset), is_once=is_once)
 
 
 def _table_of_frame(frame: Any) -> Any:
@@ -142,22 +145,19 @@ def _mixed_column(frame: Any) -> str | None:
 
 
 def _read_batches(
-    batches: Callable[[], Iterator[Any]], survey: Survey, where: object, *, is_once: bool
+    batches: Callable[[], Iterator[Any]], survey: Survey, *, is_once: bool = False
 ) -> Iterator[Mapping[str, Block]]:
     """Return record batches as columns. Of those that come once, the first is to have all columns that have nulls."""
-    for batch in () if is_once else batches():
-        survey.find(_arrays_of(batch, survey, where))
-    for batch in batches():
-        if is_once and batch.num_rows and not survey.kinds:
+    for where, batch in () if is_once else batches():
+        with _refusing(where):
             survey.find(_arrays_of(batch, survey, where))
-        yield from _read_batch(batch, survey, where)
-
-
-def _read_batch(batch: Any, survey: Survey, where: object) -> Iterator[Mapping[str, Block]]:
-    """Return a record batch as columns, unless it is empty."""
-    arrays = _arrays_of(batch, survey, where)
-    if batch.num_rows:
-        yield read_arrays(arrays, survey)
+    for where, batch in batches():
+        with _refusing(where):
+            arrays = _arrays_of(batch, survey, where)
+            if batch.num_rows:
+                if is_once and not survey.kinds:
+                    survey.find(arrays)
+                yield read_arrays(arrays, survey)
 
 
 def read_arrays(arrays: Mapping[str, Any], survey: Survey) -> dict[str, Block]:
@@ -219,23 +219,20 @@ def _arrays_of(batch: Any, survey: Survey, where: object) -> dict[str, Any]:
     return {name: batch.column(name) for name in source_columns(batch.schema.names, survey.chosen, where)}
 
 
-class _Refusing:
-    """Raise FormatError in the place of the errors of PyArrow about a file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        is_of_system = isinstance(error, OSError) and error.errno is not None
-        path = self._path
-        if isinstance(error, UnicodeDecodeError):
-            raise FormatError(f"{path}: expected names of columns in UTF-8, got other bytes. Write it again") from None
-        if isinstance(error, (pyarrow().ArrowException, OSError)) and not is_of_system:
-            raise FormatError(  # without the text of the error, which may have values
-                f"{path} is no {path.suffix} file that can be read ({type(error).__name__}). Write it again"
-            ) from None
+@contextmanager
+def _refusing(where: Path | str) -> Iterator[None]:
+    """Raise FormatError in the place of the errors of PyArrow about a file, or about a table, by its package."""
+    try:
+        yield
+    except UnicodeDecodeError:
+        raise FormatError(f"{where}: expected names of columns in UTF-8, got other bytes. Write it again") from None
+    except (pyarrow().ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        kind = f"{where.suffix} file" if isinstance(where, Path) else "table"
+        raise FormatError(  # without the text of the error, which may have values
+            f"{where} is no {kind} that can be read ({type(error).__name__}). Write it again"
+        ) from None
 
 
 def _batches_of(path: Path, chosen: Sequence[str] | None) -> Iterator[Any]:
