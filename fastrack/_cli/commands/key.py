@@ -151,12 +151,11 @@ def _change(sources: list[str], *, is_wanted: bool, as_json: bool) -> str:
             wrapper = Passphrase(new_passphrase(is_change=old is not None))
         new = wrapper.wrap(key)
         wrapper.unwrap(new).wipe()  # a key that does not unwrap is not saved
-        target = path if old is not None else path.with_name(f"{path.name}.wrapped")
-        expected = b"" if old is None else old.to_bytes()
-        with new_file(
-            target, mode=0o600, overwrite=old is not None, succeeds=lambda content: content == expected
-        ) as file:
-            file.write(new.to_bytes())
+        if old is None:
+            new.save(target := path.with_name(f"{path.name}.wrapped"))
+        else:
+            with new_file(target := path, mode=0o600, succeeds=old.to_bytes().__eq__) as file:
+                file.write(new.to_bytes())
     if target != path and not as_json:
         note(f"{path} is left as it is: remove it once {target} opens")
     return str(target)
