@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import functools
-import glob
 import os
 import re
 import signal
@@ -177,18 +176,9 @@ def _system_message(error: OSError) -> str:
     name = str(error.filename)
     if has_key(name, may_be_id=True):
         return f"{HIDDEN}: {error.strerror}"
-    return f"{without_password(name)}: {error.strerror}{_alternative(error, Path(name))}"
-
-
-def _alternative(error: OSError, path: Path) -> str:
-    """Return advice for a path that is not there: one of almost the same name, or what its pattern matches."""
-    if error.errno != errno.ENOENT or error.strerror != os.strerror(errno.ENOENT):
-        return ""
-    if not glob.has_magic(str(path)):
-        return str(not_found(path).strerror).removeprefix(error.strerror)
-    if any(glob.iglob(str(path), recursive=True)):  # noqa: PTH207 - a text
-        return ". It is a pattern, which is not matched here: name the file"
-    return ". No name matches the pattern"
+    if error.errno == errno.ENOENT and error.strerror == os.strerror(errno.ENOENT):  # without advice
+        error = not_found(name)
+    return f"{without_password(name)}: {error.strerror}"
 
 
 def _parameter_of(error: typer.BadParameter) -> str:

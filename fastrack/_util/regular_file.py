@@ -55,17 +55,20 @@ def not_found(path: str | os.PathLike[str]) -> FileNotFoundError:
     import difflib  # deferred, like glob: few processes need them
     import glob
 
-    missing = Path(path)
+    missing, advice = Path(path), ""
     while missing.parent != missing and not os.path.lexists(missing.parent):
         missing = missing.parent
-    near, names = [], dict[str, str]()
-    if not glob.has_magic(missing.name):
+    if glob.has_magic(missing.name):
+        advice = ". No name matches the pattern"
+        if any(glob.iglob(os.fspath(path), recursive=True)):  # noqa: PTH207 - of any pattern, absolute too
+            advice = ". It is a pattern, which is not matched here: name the file"
+    else:
         with contextlib.suppress(OSError), os.scandir(missing.parent) as entries:
             found = sorted(map(Path, itertools.islice(entries, _LISTED)))
             # By the stem, as suffixes alone make names alike. Of one stem, take the name of the same suffix.
             names = {each.stem: each.name for each in sorted(found, key=lambda each: each.suffix == missing.suffix)}
             near = difflib.get_close_matches(missing.stem, names, n=1, cutoff=0.7)
-    advice = f". Did you mean {missing.with_name(names[near[0]])}?" if near else ""
+            advice = f". Did you mean {missing.with_name(names[near[0]])}?" if near else ""
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT) + advice, os.fspath(path))
 
 
