@@ -130,12 +130,9 @@ class Meter:
                 advance(nbytes)
 
             start = time.perf_counter()
-            if self.is_dry:
-                with foreseeing() as sizes:
-                    yield count
-                self.stored = sum(sizes)
-            else:
+            with foreseeing() if self.is_dry else contextlib.nullcontext(list[int]()) as sizes:
                 yield count
+            self.stored = sum(sizes)
             self.seconds = time.perf_counter() - start
 
     def describe(self, nbytes: int) -> dict[str, float | bool]:
@@ -383,15 +380,10 @@ def _is_glob(path: Path) -> bool:
     return glob.has_magic(str(path)) and not os.path.lexists(path)
 
 
-def _matches(path: Path) -> list[Path]:
-    if not _is_glob(path):
-        return [path]
-    return [Path(match) for match in sorted(glob.glob(str(path), recursive=True))] or [path]  # noqa: PTH207 - a text
-
-
 def matches(paths: Sequence[Path]) -> list[Path]:
     """Return the paths that globs match, as a shell does; a glob that matches none stands for itself."""
-    return [match for path in paths for match in _matches(path)]
+    found = {path: sorted(glob.glob(str(path), recursive=True)) for path in paths if _is_glob(path)}  # noqa: PTH207
+    return [Path(match) for path in paths for match in found.get(path) or [path]]
 
 
 def _walk(folder: Path, target: Path | None) -> Iterator[Path]:
