@@ -93,7 +93,7 @@ OTHERS = {
     "use_keys SealedFile safe_open MountedFile Mount OpenMessage _SealedBytes": "only read, and keep nothing to store",
     "PreemptionNotice": "keeps the handlers of signals until the process ends",
     "_Draft _Writer PushedBytes MessageRecorder _Packing _Connection _Bounded": "used by calls of fastrack in blocks",
-    "CloseGuard Transfer BufferLease PlainSealer StagingPool Owners CollectiveOperation _Refusing": "as those before",
+    "CloseGuard Transfer BufferLease PlainSealer StagingPool Owners CollectiveOperation": "as those before",
     "Device CpuDevice CudaDevice Pipeline BesideCaptures _Current": "belong to a Channel, which reports",
     "DeviceOperation CpuOperation CudaOperation": "belong to a call, or to the owners of a Channel",
     "Link Place HostPlace CudaPlace Transport PointToPoint SealedProcessGroup": "belong to a SecureGroup",
