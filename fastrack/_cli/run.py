@@ -383,7 +383,7 @@ def _is_glob(path: Path) -> bool:
 def matches(paths: Sequence[Path]) -> list[Path]:
     """Return the paths that globs match, as a shell does; a glob that matches none stands for itself."""
     found = {path: sorted(glob.glob(str(path), recursive=True)) for path in paths if _is_glob(path)}  # noqa: PTH207
-    return [Path(match) for path in paths for match in found.get(path) or [path]]
+    return [Path(match) for path in paths for match in found.get(path) or [str(path)]]
 
 
 def _walk(folder: Path, target: Path | None) -> Iterator[Path]:
