@@ -86,13 +86,13 @@ def report_at_end(owner: object, find_lost: Callable[[], Any]) -> weakref.finali
     `find_lost` must not refer to `owner`, which would live as long as the process. A forked child reports nothing, as
     what it has is its parent's. ``detach`` of the result ends the watch.
     """
-    return weakref.finalize(owner, _report_lost, find_lost, os.getpid())
+    process = os.getpid()
 
+    def report_lost() -> None:
+        if os.getpid() == process and (lost := find_lost()):
+            report(f"{lost}: expected close() or the end of a with statement, got neither. Use a with statement")
 
-def _report_lost(find_lost: Callable[[], Any], process: int) -> None:
-    lost = find_lost() if os.getpid() == process else None
-    if lost:
-        report(f"{lost}: expected close() or the end of a with statement, got neither. Use a with statement")
+    return weakref.finalize(owner, report_lost)
 
 
 def report(message: str) -> None:
