@@ -20,9 +20,8 @@ from fastrack._util.shown import HIDDEN
 from fastrack.errors import FastrackError
 
 Parameters = ParamSpec("Parameters")
-NO_READER = (
-    128 + signal.SIGPIPE
-)  # the status of a process that SIGPIPE ended: the program that read the output has, as after `| head`
+# The status of a process that SIGPIPE ended: the program that read the output has, as after `| head`.
+NO_READER = 128 + signal.SIGPIPE
 
 
 class Terminated(SystemExit):

@@ -219,7 +219,10 @@ def _telling_how_far(work: "Import", paths: Sequence[Path], given: Mapping[str, 
             error.args = (_as_options(error.args[0]), *error.args[1:])
         is_told = isinstance(error, FormatError) or is_of_location(error)
         if isinstance(error, (ImportError, TypeError, ValueError)) and not is_told:
-            raise _as_format_error(error) from None  # of the data, of its format, or of the folder
+            told = FormatError(str(error))  # of the data, of its format, or of the folder
+            for line in getattr(error, "__notes__", ()):
+                told.add_note(line)
+            raise told from None
         raise
 
 
@@ -237,13 +240,6 @@ def _notes_on(work: "Import", paths: Sequence[Path], given: Mapping[str, Any], *
     if is_stopped and work.read and (given["--shard-size"] or _SHARD_SIZE) > _SMALL_SHARD:
         notes.append(f"--shard-size {_SMALL_SHARD} would keep more")
     return notes
-
-
-def _as_format_error(error: Exception) -> FormatError:
-    told = FormatError(str(error))
-    for line in getattr(error, "__notes__", ()):
-        told.add_note(line)
-    return told
 
 
 def _command(paths: Sequence[Path], given: Mapping[str, Any]) -> str:
