@@ -283,12 +283,9 @@ def with_nulls(block: Block, valid: Mask) -> Block:
 
 
 def _json_block(array: Any) -> Block:
-    values = ["" if value is None else _dump(value) for value in _values_of(array)]
+    dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+    values = ["" if value is None else dump(value) for value in _values_of(array)]
     return Block.of(values, empty=Column("U8", None))
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _values_of(array: Any) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,8 @@ from fastrack._util.shown import shown
 class ImportWriter(DatasetWriter):
     """Write the samples of an import; if `is_dry`, check and count them, and write nothing."""
 
-    def __init__(
-        self, folder: Location, key: KeyLike | None, *, records: Iterable[str], shard_size: int, is_dry: bool
-    ) -> None:
-        super().__init__(folder, key, records=records, shard_size=shard_size)
+    def __init__(self, folder: Location, key: KeyLike | None, *, is_dry: bool, **options: Any) -> None:
+        super().__init__(folder, key, **options)
         self._is_dry = is_dry
         self._run = self._there.samples
 

@@ -97,8 +97,7 @@ class Import:
             if self._find_shards():
                 raise _refusal(FileExistsError, errno.EEXIST, f"{self.folder} has samples already. {_HAS_SAMPLES}")
             key = Key.generate()  # which seals nothing
-        options: dict[str, Any] = {"records": self.records, "shard_size": shard_size, "is_dry": self.is_dry}
-        with ImportWriter(self.folder, key, **options) as writer:
+        with ImportWriter(self.folder, key, is_dry=self.is_dry, records=self.records, shard_size=shard_size) as writer:
             try:
                 self.before = writer.there.samples
                 self._require_beginning(writer)

@@ -239,10 +239,9 @@ _NO_SAMPLES = (
     "dicts, such as {{'x': row}} for each row of an array, or write whole arrays with DatasetWriter.write_batch"
 )
 _WAYS = ("to_frame", "collect", "compute", "toArrow", "to_arrow", "to_pyarrow")  # of series, and of tables not computed
-_UNPACK = "Unpack it first, by gunzip"
 _TABLE = "Read it by pandas.{}, and import its table in Python: fastrack.import_samples(table, folder, key)"
 _ADVICE = {  # by the suffix of a file
-    ".gz": _UNPACK,
+    ".gz": "Unpack it first, by gunzip",
     ".xlsx": _TABLE.format("read_excel"),
     ".xls": _TABLE.format("read_excel"),
     ".pkl": _TABLE.format("read_pickle") + ", if you trust the file: it can run any code",
@@ -250,14 +249,11 @@ _ADVICE = {  # by the suffix of a file
     ".json": "Write one object on each line of a file that ends with .jsonl",
 }
 
-_CSV = {".csv", ".tsv"}
+_CSV, _TABLES = (".csv", ".tsv"), (".parquet", ".arrow", ".feather")
 _READERS: dict[str, Callable[[Source, Sequence[str] | None], Iterator[Batch]]] = {
-    ".csv": lambda files, chosen: csv_files.read_files(files, chosen, files.notes, files.stored, files.schema),
-    ".tsv": lambda files, chosen: csv_files.read_files(files, chosen, files.notes, files.stored, files.schema),
+    **dict.fromkeys(_CSV, lambda f, chosen: csv_files.read_files(f, chosen, f.notes, f.stored, f.schema)),
     ".txt": lambda files, _: _read_text(files),
     ".jsonl": lambda files, _: json_lines.read_files(files, files.stored),
     ".tar": lambda files, _: archives.read_files(files),
-    ".parquet": lambda files, chosen: tables.read_files(files, chosen, files.stored),
-    ".arrow": lambda files, chosen: tables.read_files(files, chosen, files.stored),
-    ".feather": lambda files, chosen: tables.read_files(files, chosen, files.stored),
+    **dict.fromkeys(_TABLES, lambda files, chosen: tables.read_files(files, chosen, files.stored)),
 }

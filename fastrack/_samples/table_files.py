@@ -242,11 +242,10 @@ def _is_arrow(column: Column) -> bool:
 
 def _is_list(column: Column) -> bool:
     """Return whether records or rows are numbers of Arrow's lists."""
-    pa = arrow_types.pyarrow() if _is_arrow(column) else None
-    if pa is None:
+    if not _is_arrow(column):
         return False
     kind, as_json = arrow_types.kind_of(column)
-    return not as_json and pa.types.is_nested(kind)
+    return not as_json and bool(arrow_types.pyarrow().types.is_nested(kind))
 
 
 # Tables of Arrow.
