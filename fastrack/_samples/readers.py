@@ -110,14 +110,11 @@ def open_source(
         batches = _read_object(source, chosen, opened.stored)
         opened.batches = ((None, batch) for batch in _choose(batches, chosen, "import_samples"))
         return opened
-    labels = None
-    if len(paths) == 1 and paths[0].is_dir():
-        listing = folders.list_folder(paths[0], target)
-        labels, opened = listing.labels, Source(listing.paths, listing.skipped, paths[0], seen, stored, schema)
-        for path, label in zip(listing.paths, labels or [], strict=labels is not None):
-            opened.classes.setdefault(opened.name_of(path).partition("/")[0], label)
-    else:
-        opened = Source(paths, seen=seen, stored=stored, schema=schema)
+    root = paths[0] if len(paths) == 1 and paths[0].is_dir() else None
+    listing = folders.Listing(paths) if root is None else folders.list_folder(root, target)
+    labels, opened = listing.labels, Source(listing.paths, listing.skipped, root, seen, stored, schema)
+    for path, label in zip(listing.paths, labels or [], strict=labels is not None):
+        opened.classes.setdefault(opened.name_of(path).partition("/")[0], label)
     for path in opened.paths:
         if not path.exists():
             raise not_found(path)
