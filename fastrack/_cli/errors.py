@@ -20,8 +20,6 @@ from fastrack._util.shown import HIDDEN
 from fastrack.errors import FastrackError
 
 Parameters = ParamSpec("Parameters")
-# The status of a process that SIGPIPE ended: the program that read the output has, as after `| head`.
-NO_READER = 128 + signal.SIGPIPE
 
 
 class Terminated(SystemExit):
@@ -41,8 +39,8 @@ def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, N
         as_json = options.get("as_json") in (True, STDOUT)
         try:
             command(*args, **options)
-        except BrokenPipeError:
-            raise typer.Exit(NO_READER) from None
+        except BrokenPipeError:  # the program that read the output has ended, as after `| head`
+            raise typer.Exit(128 + signal.SIGPIPE) from None
         except (FastrackError, OSError, MemoryError, ImportError, ValueError) as error:
             status = _status_of(error)
             if status is None:

@@ -119,8 +119,7 @@ def import_(
         is_dry=dry_run,
     )
     given: dict[str, Any] = {"--key": key, "--columns": ",".join(names), "--skip-existing": skip_existing}
-    given |= {"--null": null, "--type": types}
-    given["--shard-size"] = shard_size if shard_size != _SHARD_SIZE else None
+    given |= {"--null": null, "--type": types, "--shard-size": shard_size if shard_size != _SHARD_SIZE else None}
     with _telling_how_far(work, paths, {**given, "--append": append}), _progress(work, quiet=quiet) as progress:
         work.work(owner, shard_size * _MIB, progress)
     seconds = time.perf_counter() - start
