@@ -54,14 +54,14 @@ def test_a_table_that_was_replaced_after_its_survey_is_refused(tmp_path, monkeyp
 
     path = tmp_path / "a.parquet"
     parquet.write_table(pa.table({"x": list(range(100))}), path)
-    survey = tables._survey
+    find = tables.Survey.find
 
-    def survey_and_replace(*args):
-        survey(*args)
+    def find_and_replace(survey, arrays):
+        find(survey, arrays)
         parquet.write_table(pa.table({"x": list(range(5000, 5010))}), tmp_path / "new")
         (tmp_path / "new").replace(path)
 
-    monkeypatch.setattr(tables, "_survey", survey_and_replace)
+    monkeypatch.setattr(tables.Survey, "find", find_and_replace)
     with pytest.raises(FormatError, match=CHANGED):
         list(open_source(path).batches)
 
