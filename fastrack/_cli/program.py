@@ -272,7 +272,9 @@ def _options_of(command: Any) -> list[str]:
 def _missing_option(name: str, command: Any, path: str) -> str:
     options = _options_of(command)
     meant = {other: option for option, words in _OPTIONS.items() if option in options for other in words.split()}
-    near = difflib.get_close_matches(name, [option for option in options if option.startswith("--")], n=1)
+    # Without dashes, which make --to like --json.
+    words = [option.removeprefix("--") for option in options if option.startswith("--")]
+    near = [f"--{word}" for word in difflib.get_close_matches(name.lstrip("-"), words, n=1)]
     found = [meant[name]] if name in meant else near
     members = getattr(command, "commands", {})
     if not near and any(name in _options_of(member) for member in members.values()):

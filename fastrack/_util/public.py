@@ -13,7 +13,9 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MEANT = {"key": "keys", "keys": "key", "batch_size": "global_batch_size"}
+_MEANT |= {"null": "nulls", "na_values": "nulls", "type": "types", "dtype": "types", "usecols": "columns"}
 """Parameters of another name, by the one that was given."""
+_OF_LOADERS = {"batch_size", "shuffle", "num_workers", "collate_fn", "drop_last"}
 
 _ELSEWHERE = {
     "load_file": "It needs no key and opens nothing; load_tensors(path, device, keys=...) opens the tensors",
@@ -74,6 +76,7 @@ def _explain(function: Callable[..., Any], name: str, problem: str, given: Mappi
     usage = Signature([each.replace(annotation=Parameter.empty) for each in known.values()])
     message = f"{name}() {problem.partition('() ')[2]}: expected {name}{usage}"
     advice = [f"Pass {_MEANT[each]}=" for each in given if each not in known and _MEANT.get(each) in known]
+    advice += [f"Pass {each}= to the DataLoader" for each in given if each not in known and each in _OF_LOADERS]
     return ". ".join([message, *advice[:1], *([_ELSEWHERE[name]] if name in _ELSEWHERE else [])])
 
 

@@ -34,8 +34,9 @@ def list_names(absent: object, present: Iterable[str]) -> str:
     names = list(present)
     listed = ", ".join(map(repr, names)) or "none"
     listed = listed if len(listed) <= _LONGEST else f"{listed[:_LONGEST]}..."
-    near = get_close_matches(absent, names, 1) if isinstance(absent, str) else []
-    return f"it has {listed}" + (f". Did you mean {near[0]!r:.{_CLOSE}}?" if near else "")
+    lowered = {name.lower(): name for name in names}
+    near = get_close_matches(absent.lower(), lowered, 1) if isinstance(absent, str) else []
+    return f"it has {listed}" + (f". Did you mean {lowered[near[0]]!r:.{_CLOSE}}?" if near else "")
 
 
 def format_size(count: float) -> str:

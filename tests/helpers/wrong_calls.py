@@ -107,6 +107,7 @@ PYTHON = {
 PYTHON |= {
     # Keywords of classes and context managers.
     "SealedDataset: key=": lambda: SealedDataset("people", key=KEY),
+    "SealedDataset: shuffle=": lambda: SealedDataset("people", shuffle=True),
     "Channel: key=": lambda: fastrack.Channel("cpu", key=KEY),
     "DatasetWriter: keys=": lambda: DatasetWriter("out", keys=KEY),
     "DatasetWriter: no folder": lambda: DatasetWriter(key=KEY),
@@ -176,6 +177,11 @@ PYTHON |= {
     "import_samples: shard_size= as a text": lambda: fastrack.import_samples("people.csv", "out", KEY, shard_size="1"),
     "import_samples: numbers": lambda: fastrack.import_samples([1, 2], "out", KEY),
     "import_samples: bytes": lambda: fastrack.import_samples(b"people.csv", "out", KEY),
+    "import_samples: na_values=": lambda: fastrack.import_samples("people.csv", "out", KEY, na_values="NA"),
+    "import_samples: dtype=": lambda: fastrack.import_samples("people.csv", "out", KEY, dtype={"age": "float"}),
+    "import_samples: columns= with a capital": lambda: fastrack.import_samples(
+        "people.csv", "out", KEY, columns=["Age"]
+    ),
     "import_samples: columns= as a text": lambda: fastrack.import_samples("people.csv", "out", KEY, columns="age"),
     "collate: a number": lambda: fastrack.collate(3),
     "collate: other keys": lambda: fastrack.collate([{"a": 1}, {"b": 2}]),
@@ -188,6 +194,8 @@ PYTHON |= {
     "sealed: a method of torch": lambda: SEALED.cuda,
 }
 LINES = {
+    "import people.csv out --sep ; -k owner.key",
+    "rekey people --to new.key -k owner.key",
     "import people.csv out --shard-size 0 -k owner.key",
     "import people.csv out --shard-size many -k owner.key",
     "import people.csv out.safetensors -k owner.key",
