@@ -170,11 +170,19 @@ def _read_object(source: Any, chosen: Sequence[str] | None, stored: Mapping[str,
     if batches is not None:
         return batches
     way = next((name for name in _WAYS if callable(getattr(source, name, None))), None)
-    if way is None and isinstance(source, Iterable) and not isinstance(source, (Mapping, str, bytes, IOBase)):
+    is_loader = hasattr(source, "batch_sampler")  # of torch, whose batches would be samples
+    if (
+        way is None
+        and not is_loader
+        and isinstance(source, Iterable)
+        and not isinstance(source, (Mapping, str, bytes, IOBase))
+    ):
         return _read_samples(source, chosen, stored)
     advice = "such an object, or write samples with a DatasetWriter"
     if way is not None:
         advice = f"its table, as by its method {way}()"
+    elif is_loader:
+        advice = "its dataset, without the loader"
     elif isinstance(source, Mapping):
         advice = "a dict for each sample, or write columns by DatasetWriter.write_batch"
     elif hasattr(source, "__getitem__") and not isinstance(source, bytes):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import date, time, timedelta
 from pathlib import Path
@@ -123,14 +123,20 @@ def _table_of_frame(frame: Any) -> Any:
                 f"DataFrame: expected names of the index that no column has, got {list(frame.index.names)!s:.80}. "
                 "Rename it (rename_axis), or leave it out by reset_index(drop=True)"
             ) from None
-    try:
-        return pa.Table.from_pandas(frame, preserve_index=False)
-    except pa.ArrowException:
-        name = _mixed_column(frame)
-        column = "" if name is None else f"column {shown(name, 80)}: "
-        raise FormatError(
-            f"DataFrame: {column}expected values of one type, got others. Convert them, for example by astype(str)"
-        ) from None
+    with suppress(pa.ArrowException, TypeError):  # the latter for columns that are sparse
+        if not any(map(_is_of_periods, frame.dtypes)):
+            return pa.Table.from_pandas(frame, preserve_index=False)
+    name = _mixed_column(frame)
+    column = "" if name is None else f"column {shown(name, 80)}: "
+    raise FormatError(
+        f"DataFrame: {column}expected values of one type that Arrow has, got others. Convert them, for example by "
+        "astype(str)"
+    )
+
+
+def _is_of_periods(kind: Any) -> bool:
+    """Return whether a type of pandas is one of periods, whose months or years are numbers only to Arrow."""
+    return type(kind).__name__ == "PeriodDtype"
 
 
 def _mixed_column(frame: Any) -> str | None:
@@ -139,7 +145,9 @@ def _mixed_column(frame: Any) -> str | None:
     for name in frame.columns:
         try:
             pa.array(frame[name], from_pandas=True)
-        except pa.ArrowException:
+        except (pa.ArrowException, TypeError):
+            return str(name)
+        if _is_of_periods(frame[name].dtype):
             return str(name)
     return None
 

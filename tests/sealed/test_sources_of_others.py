@@ -193,11 +193,20 @@ def test_columns_and_pairs_are_refused_with_a_way_on(tmp_path, key):
     for source, told in (
         ({"x": [1, 2]}, r"got dict\. .*write_batch"),
         (pairs, r"got TensorDataset\. Give dicts"),
+        (torch.utils.data.DataLoader([{"x": 1}]), r"got DataLoader\. Give its dataset"),
     ):
         with pytest.raises(TypeError, match=told):
             import_samples(source, tmp_path / "out", key)
     samples = ({"x": pairs[i][0], "y": pairs[i][1]} for i in range(len(pairs)))  # what the error says
     assert import_samples(samples, tmp_path / "out", key) == 3
+
+
+def test_a_frame_whose_values_arrow_does_not_have_is_refused_by_its_column(tmp_path, key):
+    pandas = pytest.importorskip("pandas")
+    periods = pandas.period_range("2026-01", periods=2, freq="M")  # Arrow has 672 and 673
+    for values in (periods, pandas.arrays.SparseArray([0, 1]), [1j, 2j]):
+        with pytest.raises(FormatError, match="column 'b': expected values of one type that Arrow has"):
+            import_samples(pandas.DataFrame({"a": [1, 2], "b": values}), tmp_path / "out", key)
 
 
 def test_the_index_of_a_frame_is_kept_unless_it_numbers_the_rows(tmp_path, key):
