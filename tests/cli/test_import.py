@@ -127,6 +127,7 @@ def test_nulls_and_types_of_columns_are_given(cli, key, folder):
         ("--type size=money", "expected bool, float, int or text for 'size', got 'money'"),
         ("--type sise=float", "--type: the source has no column 'sise'; it has 'id', 'size'. Did you mean 'size'?"),
         ("--type size=float", "line 2: column 'size': expected a number, as --type says, got another cell. Name it in"),
+        ("--type id=int,size=float", "expected one name=type, got 'id=int,size=float'. Repeat --type"),
     ],
 )
 def test_a_type_that_is_none_or_does_not_fit_is_refused_in_words(cli, key, folder, options, error):

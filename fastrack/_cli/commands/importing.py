@@ -173,6 +173,8 @@ def _schema_of(nulls: Sequence[str], types: Sequence[str]) -> "Schema":
     for (name, _, _), text in zip(pairs, types, strict=True):
         if not name:
             raise typer.BadParameter(f"expected name=type, got {shown(text)}", param_hint="--type")
+        if re.search("=(bool|float|int|text),", name):
+            raise typer.BadParameter(f"expected one name=type, got {shown(text)}. Repeat --type", param_hint="--type")
     try:
         return Schema.of([null for text in nulls for null in text.split(",")], {name: kind for name, _, kind in pairs})
     except ValueError as error:
@@ -317,6 +319,7 @@ def _fit(start: str, items: Sequence[str], *, more: str = "{} more") -> str:
 
 _DTYPES = {"I": "integers", "U": "integers without sign", "F": "numbers", "BF": "numbers", "C": "complex numbers"}
 _ARROW = {"date": "dates", "timestamp": "times", "time": "times of day", "duration": "durations", "decimal": "decimals"}
+_ARROW |= {"large_string": "text", "string": "text", "large_binary": "bytes", "binary": "bytes"}
 
 
 def _describe_columns(columns: "Mapping[str, Column]") -> list[tuple[str, str]]:

@@ -46,7 +46,10 @@ _TYPED = {
 }
 _TYPES = {bool: "bool", float: "float", int: "int", str: "text"}
 _FITTING = {"text": ~0, "int": EMPTY | INTEGER | LONG, "float": EMPTY | INTEGER | LONG | NUMBER, "bool": EMPTY}
-_ROUND = "Give it the type float in types= to round it"
+_ROUND = "Name its type in types=: text to keep it, as ids are, or float to round it"
+_WITH_COMMA = re.compile(r"-?[0-9][0-9.]*,[0-9][0-9.,]*")
+POINTS = "Read the table by pandas, with its decimal= or thousands=, and import that"
+"""What to do about a number with a comma."""
 _NO_NUMBER = "is no number. If it is a null, name it in nulls="
 EXPECTED = {"int": "an integer of 64 bits", "float": "a number", "bool": "true, false, 1 or 0"}
 """What the cells of a column of each type are to be, for errors."""
@@ -210,8 +213,13 @@ def _is_held(cell: str) -> bool:
 
 
 def is_like_number(cell: str) -> bool:
-    """Return whether a cell is a number, though none of 64 bits may hold it, or a truth value."""
-    return bool(NUMBER_CELL.fullmatch(cell)) or cell.lower() in _TRUTHS
+    """Return whether a cell is a number, though no type may hold it, with spaces or commas, or a truth value."""
+    return bool(NUMBER_CELL.fullmatch(cell.strip(" "))) or has_comma(cell) or cell.lower() in _TRUTHS
+
+
+def has_comma(cell: str) -> bool:
+    """Return whether a cell is a number with commas, for decimals or thousands."""
+    return bool(_WITH_COMMA.fullmatch(cell))
 
 
 def reason_of(cell: str) -> str:
@@ -220,6 +228,7 @@ def reason_of(cell: str) -> str:
     if is_number and not is_integer and (math.isinf(float(cell)) or not float(cell)):
         return "is beyond the range of floats"
     reasons = (
+        (has_comma(cell), f"has a comma in a number. {POINTS}"),
         (cell.lower() in _TRUTHS, "is a truth value. Give it the type bool in types="),
         (judge_cell(cell) & LONG, f"is an integer beyond 2**53, which no float beside it holds. {_ROUND}"),
         (is_integer, f"has more digits than an integer of 64 bits holds. {_ROUND}"),

@@ -22,12 +22,14 @@ from fastrack._samples.csv.cells import (
     NULL,
     NUMBER,
     NUMBER_CELL,
+    POINTS,
     TEXT,
     Cells,
     Schema,
     TextCells,
     blocks_of,
     fits,
+    has_comma,
     is_like_number,
     judge_cell,
     judge_typed,
@@ -147,10 +149,11 @@ class _Survey:
         if kind:
             what = judge_typed(cells, kind)
             if what & TEXT:
-                row = self._row + next(index for index, cell in enumerate(cells.texts()) if not fits(cell, kind))
+                index, cell = next((index, cell) for index, cell in enumerate(cells.texts()) if not fits(cell, kind))
+                advice = POINTS if has_comma(cell) else "Name it in nulls= if it is a null, or give another type"
                 raise FormatError(
-                    f"{self._path}, line {_line_of(self._path, row)}: column {name!r:.80}: expected {EXPECTED[kind]}, "
-                    "as types= says, got another cell. Name it in nulls= if it is a null, or give another type"
+                    f"{self._path}, line {_line_of(self._path, self._row + index)}: column {name!r:.80}: expected "
+                    f"{EXPECTED[kind]}, as types= says, got another cell. {advice}"
                 )
         else:
             what = TEXT if before & TEXT else cells.judge()
@@ -182,6 +185,8 @@ def _open(
         except _csv.Error:
             raise _fault_of(path) from None
         given = set(header)
+        if len(header) == 1 and "|" in header[0] and notes is not None:
+            notes.append(f"{path.name} has one column, as its header has no commas, semicolons or tabs")
         if expected and (list(expected) != header if chosen is None else not given.issuperset(expected)):
             raise FormatError(  # without what is in their place: in a file without a header it would be values
                 f"{path}, line 1: expected the columns {list(expected)!s:.200} of the first file, got others. Give all "
@@ -351,9 +356,11 @@ def _fault_of(path: Path) -> FormatError:
         for line, row in _rows_of(path):
             width = width or len(row)
             if len(row) != width:
+                advice = "Mend the row, or remove it"
+                if width == 1:
+                    advice = "Separate cells by commas, semicolons or tabs, in the header too"
                 return FormatError(
-                    f"{path}, line {line}: expected {width} cells, as in the header, got {len(row)}. Mend the row, or "
-                    "remove it"
+                    f"{path}, line {line}: expected {width} cells, as in the header, got {len(row)}. {advice}"
                 )
     except FormatError as error:
         return error
