@@ -41,7 +41,7 @@ def import_(
         typer.Argument(
             metavar="SOURCE... FOLDER",
             help="A folder of images or .npy files, by class; .csv, .tsv, .txt, .jsonl, .tar (WebDataset), .parquet, "
-            ".arrow or .feather files, or a folder of them; and the folder to write.",
+            ".arrow or .feather files, or a folder of them; the folder to write.",
         ),
     ],
     *,
