@@ -46,7 +46,9 @@ def options_of(words):
         group = group.commands.get(words.pop(0))
     if group is None:
         return None
-    return {"--help", "-h"} | {name for parameter in group.params for name in parameter.opts}
+    return {"--help", "-h"} | {
+        name for parameter in group.params for name in (*parameter.opts, *parameter.secondary_opts)
+    }
 
 
 def fault_of(line):
