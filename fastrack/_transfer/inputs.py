@@ -238,12 +238,14 @@ def _holds_handles(value: object, levels: int) -> bool:
 
 def _rings_of(tensors: Sequence[Any], keys: KeySource | None) -> list[KeyRing | None]:
     """Return the ring of each sealed tensor: of the call, else of its data set, else the default."""
+    if keys is not None:
+        return [KeyRing.resolve(keys)] * len(tensors)
     rings: list[KeyRing | None] = [None] * len(tensors)
     shared: KeyRing | None = None
     for number, each in enumerate(tensors):
         if isinstance(each, Handle):
-            own = each._own_keys if keys is None else None  # noqa: SLF001 - of this package
-            shared = KeyRing.resolve(keys) if own is None and shared is None else shared
+            own = each._own_keys  # noqa: SLF001 - of this package
+            shared = KeyRing.resolve(None) if own is None and shared is None else shared
             rings[number] = shared if own is None else own
     return rings
 
@@ -258,7 +260,8 @@ class Opened:
 
         Only the headers of remote files are downloaded.
         """
-        rings = _rings_of(inputs.tensors, keys)
+        rings: list[KeyRing | None] = [None] * len(inputs.tensors)
+        rings = _rings_of(inputs.tensors, keys) if None in inputs.frameworks else rings
         self.inputs = inputs
         self.padded: list[int] = []  # the numbers of tensors with padding, which must be zeros
         self._of: list[int] = []  # the tensor of each message. Those of scales are counted after the others
@@ -290,15 +293,25 @@ class Opened:
         self._is_remote = self._was_fetched = False
         self.keys = MessageKeys(len(parts))  # which the caller wipes
         try:
-            rings += [rings[number] for number in scaled]
-            for ring in dict.fromkeys(each for each in rings if each is not None):
-                own = [part if rings[number] is ring else None for part, number in zip(parts, self._of, strict=True)]
-                self._is_remote |= open_headers(own, ring, self.keys, cacheable=self._ranges)
+            if len(parts) > len(plain):
+                self._open_headers(rings, scaled)
             if plain:
                 session.next_keys(self.keys, plain)
         except BaseException:
             self.keys.wipe()
             raise
+
+    def _open_headers(self, rings: list[KeyRing | None], scaled: Sequence[int]) -> None:
+        if scaled:
+            rings += [rings[number] for number in scaled]
+        several = dict.fromkeys(rings)
+        for ring in several:
+            if ring is None:  # of plain arrays
+                continue
+            own = self.parts
+            if len(several) > 1:
+                own = [each if rings[number] is ring else None for each, number in zip(own, self._of, strict=True)]
+            self._is_remote |= open_headers(own, ring, self.keys, cacheable=self._ranges)
 
     def discard(self) -> bool:
         """Discard the cached bytes of remote files after a failure. Return False if none were used."""

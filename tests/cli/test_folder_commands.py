@@ -161,7 +161,7 @@ def test_only_models_that_are_not_quantised_yet_are_quantised(cli, key, model, m
     expected = "expected the folder of a model as SOURCE, and no --recursive"
     assert expected in cli.error(f"seal model/model-1.safetensors x.safetensors {key} --quantize fp8", status=2)
     assert expected in cli.error(f"seal model sealed {key} --recursive --quantize fp8", status=2)
-    assert "'fp4' is not one of 'fp8', 'int8'" in cli.error(f"seal model sealed {key} --quantize fp4", status=2)
+    assert "expected one of 'fp8', 'int8', got 'fp4'" in cli.error(f"seal model sealed {key} --quantize fp4", status=2)
     assert "expected weights of linear layers" in cli.error(f"seal model sealed {key} --quantize int8")
     make_linear(model)
     (model / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "fp8"}}))

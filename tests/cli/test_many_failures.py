@@ -34,7 +34,7 @@ def test_the_report_on_a_file_that_failed_keeps_none_of_its_memory(tmp_path):
         kept.append(weakref.ref(memory))
         raise FormatError("damaged") from OSError("of the system")
 
-    run._work_on_each(jobs_of(tmp_path, "a"), work, "verifying", "file", reports.append)
+    run._work_on_each(jobs_of(tmp_path, "a"), work, "verifying", "file", reports.append, is_dry=False)
     gc.collect()
     assert kept[0]() is None
     assert str(reports[0].errors[0]) == "damaged"

@@ -55,11 +55,11 @@ def require_short(call, *bounds):
 def test_a_sealed_tensor_takes_a_short_way(key):
     sealed = seal(np.arange(100_000, dtype=np.float32), key)
     require_short(lambda: to_device(sealed, keys=key, framework="numpy"), 52, 15, 36)
-    require_short(lambda: to_device(sealed[[3, 1, 2]], keys=key, framework="numpy"), 64, 16, 41)
+    require_short(lambda: to_device(sealed[[3, 1, 2]], keys=key, framework="numpy"), 68, 16, 44)
 
 
 def test_a_plain_tensor_takes_a_short_way():
-    require_short(lambda: to_device(np.arange(1000.0), framework="numpy"), 56, 13, 35)
+    require_short(lambda: to_device(np.arange(1000.0), framework="numpy"), 57, 13, 35)
 
 
 def test_a_batch_takes_a_short_way(key, tmp_path):
@@ -68,4 +68,4 @@ def test_a_batch_takes_a_short_way(key, tmp_path):
     save_file({"x": np.arange(1000).reshape(100, 10), "y": np.arange(100)}, path, key)
     loader = data.DataLoader(SealedDataset(path), batch_size=8, collate_fn=collate)
     batches = iter(wrap(loader, keys=key, prefetch=0))
-    require_short(lambda: next(batches), 93, 21, 55)
+    require_short(lambda: next(batches), 96, 21, 56)
