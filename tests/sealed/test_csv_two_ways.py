@@ -3,7 +3,6 @@
 import random
 import sys
 
-import numpy as np
 import pytest
 
 from fastrack import FormatError
@@ -102,7 +101,7 @@ def require_equal(seeds, tmp_path, monkeypatch):
 
 
 def test_nasty_tables_are_the_same_with_pyarrow_and_without(tmp_path, monkeypatch):
-    require_equal(range(60), tmp_path, monkeypatch)
+    require_equal([*range(60), 1362], tmp_path, monkeypatch)  # one with a fault after a cell that has not its type
 
 
 @pytest.mark.slow
@@ -124,10 +123,10 @@ def test_a_mark_where_a_block_begins_stays_as_where_another_row_does(tmp_path, m
 
 def test_the_end_of_rows_is_found_in_few_steps_whatever_lines_are_in_quotes():
     block = b'a,b\n1,"' + b'\n""' * 20_000
-    quotes, calls = np.flatnonzero(np.frombuffer(block, np.uint8) == ord('"')), []
+    calls = []
     sys.setprofile(lambda frame, event, function: calls.append(event))
     try:
-        end = csv_arrow._end_of_rows(block, quotes)
+        end = csv_arrow._end_of_rows(block)
     finally:
         sys.setprofile(None)
     assert end == len(b"a,b\n")

@@ -138,7 +138,7 @@ class TextCells:
         return self.cells
 
     def without(self, nulls: frozenset[str]) -> tuple[TextCells, Any]:
-        if nulls.isdisjoint(self.cells):
+        if not nulls or nulls.isdisjoint(self.cells):
             return self, None
         valid = [cell not in nulls for cell in self.cells]
         return TextCells([cell if keep else "" for cell, keep in zip(self.cells, valid, strict=True)]), np.array(valid)

@@ -7,6 +7,7 @@ looked at first, and one that it might read in another way is left to the csv mo
 from __future__ import annotations
 
 import io
+import re
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -64,48 +65,38 @@ def read_columns(path: Path, delimiter: str, width: int, places: Sequence[int]) 
 
 
 def _blocks_of(file: IO[bytes], delimiter: str, width: int) -> Iterator[bytes]:
-    """Return blocks of whole rows that PyArrow reads as the csv module does."""
+    """Return blocks of whole rows. Raise `Unsure` for one that PyArrow may not read as the csv module does."""
+    edges = delimiter.encode() + b'\r\n"'  # each quote opens a cell or closes one, or two of them in it are one
+    is_rough = re.compile(b'"(?:(?=[^%b])|(?<=[^%b]"))' % (edges, edges))
     rest, is_first = b"", True
-    while True:
-        new = file.read(max(_BLOCK, len(rest)))  # twice as much where rows are long
-        if not new and not rest:
-            return
+    while (new := file.read(max(_BLOCK, len(rest)))) or rest:  # twice as much where rows are long
         rest += new
-        quotes = np.flatnonzero(np.frombuffer(rest, np.uint8) == ord('"')) if b'"' in rest else np.empty(0, np.int64)
-        block = rest[: _end_of_rows(rest, quotes) if new else len(rest)]
+        block = rest[: _end_of_rows(rest) if new else len(rest)]
         if (new or is_first) and block.count(b"\n") < _ROWS and len(block) < _SIZE * width:
             if len(rest) >= _LARGEST or not new:
                 raise Unsure
             continue
-        _require_sure(block, quotes[: np.searchsorted(quotes, len(block))], delimiter, width)
+        parts = block.split(b'"')
+        if len(parts) % 2 == 0 or is_rough.search(b'"'.join(parts[::2])):  # without what is in quotes
+            raise Unsure
+        if b"\0" in block or block.count(b"\r") != block.count(b"\r\n"):
+            raise Unsure
+        if block.startswith(BOM_UTF8):  # which it drops, as of a file
+            raise Unsure
+        if width == 1 and re.search(rb"\A[\r\n]|\n[\r\n]", block):
+            raise Unsure  # an empty line, which is a row here
         yield block
         rest, is_first = rest[len(block) :], False
 
 
-def _end_of_rows(block: bytes, quotes: Any) -> int:
+def _end_of_rows(block: bytes) -> int:
     """Return where the last line ends that does not end within quotes."""
-    if not quotes.size:
+    if b'"' not in block:
         return block.rfind(b"\n") + 1
-    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))  # at once, as a cell may have any number
-    ends = ends[np.searchsorted(quotes, ends) % 2 == 0]
+    codes = np.frombuffer(block, np.uint8)
+    quotes, ends = (np.flatnonzero(codes == ord(each)) for each in '"\n')
+    ends = ends[np.searchsorted(quotes, ends) % 2 == 0]  # at once, as a cell may have any number
     return int(ends[-1]) + 1 if ends.size else 0
-
-
-def _require_sure(block: bytes, quotes: Any, delimiter: str, width: int) -> None:
-    """Raise `Unsure` for a block that PyArrow may read in another way."""
-    if block.startswith(BOM_UTF8):  # which it drops, as of a file
-        raise Unsure
-    if b"\0" in block or (b"\r" in block and block.count(b"\r") != block.count(b"\r\n")):
-        raise Unsure
-    if width == 1 and (block.startswith((b"\n", b"\r")) or b"\n\n" in block or b"\n\r" in block):
-        raise Unsure  # an empty line, which is a row here
-    if quotes.size:  # each opens a cell or closes one, or two of them in it are one
-        text, edges = np.frombuffer(block, np.uint8), np.zeros(256, np.bool_)
-        edges[list(f'\r\n"{delimiter}'.encode())] = True
-        before, after = quotes[::2] - 1, quotes[1::2] + 1
-        are_edges = edges[text[before[before >= 0]]].all() and edges[text[after[after < text.size]]].all()
-        if quotes.size % 2 or not are_edges:
-            raise Unsure
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +109,8 @@ class ArrowCells:
         return list(self.cells.to_pylist())
 
     def without(self, nulls: frozenset[str]) -> tuple[ArrowCells, Any]:
+        if not nulls:
+            return self, None
         pa = pyarrow()
         found = pa.compute.is_in(self.cells, pa.array(sorted(nulls), pa.string()))
         if not found.true_count:
@@ -130,14 +123,12 @@ class ArrowCells:
         if start & TEXT:  # casts that fail take long
             return start
         pa = pyarrow()
-        there = pa.compute.not_equal(self.cells, "")
-        empty = 0 if there.true_count == len(there) else EMPTY
-        cells = self.cells.filter(there) if empty else self.cells
+        cells = self.cells.filter(pa.compute.not_equal(self.cells, ""))
+        empty = EMPTY if len(cells) < len(self.cells) else 0
         if not len(cells):
             return empty
-        text, _ = _bytes_of(cells)
-        with suppress(pa.ArrowInvalid):
-            if not text.tobytes().translate(None, b"0123456789-"):
+        if not _bytes_of(cells)[0].tobytes().translate(None, b"0123456789-"):
+            with suppress(pa.ArrowInvalid):
                 values = cells.cast(pa.int64())
                 if pa.compute.equal(values.cast(pa.string()), cells).true_count == len(cells):
                     bounds = pa.compute.min_max(values).as_py()
@@ -151,20 +142,14 @@ class ArrowCells:
         return empty | TextCells(cells.to_pylist()).judge()
 
     def numbers(self, kind: str) -> tuple[Any, Any]:
-        if kind == "bool":
-            return TextCells(self.texts()).numbers(kind)
         pa = pyarrow()
         there = pa.compute.not_equal(self.cells, "")
-        is_whole = there.true_count == len(there)
-        of, null = (pa.float64(), np.nan) if kind == "float" else (pa.int64(), 0)
+        of, null = {"int": (pa.int64(), 0), "float": (pa.float64(), np.nan), "bool": (pa.bool_(), False)}[kind]
         try:
-            cells = self.cells if is_whole else pa.compute.if_else(there, self.cells, None)
-            values = cells.cast(of)
+            values = pa.compute.if_else(there, self.cells, None).cast(of).fill_null(null)
         except pa.ArrowInvalid:  # a number as Python alone reads it
             return TextCells(self.texts()).numbers(kind)
-        if is_whole:
-            return values.to_numpy(zero_copy_only=False), None
-        return values.fill_null(null).to_numpy(zero_copy_only=False), there.to_numpy(zero_copy_only=False)
+        return values.to_numpy(zero_copy_only=False), there.to_numpy(zero_copy_only=False)
 
     def block(self) -> Block:
         text, ends = _bytes_of(self.cells)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +39,11 @@ from fastrack._samples.text_lines import open_text
 from fastrack._util.shown import list_names, shown
 from fastrack.errors import FormatError
 
-Rows = list[list[str]]
-
-_ROWS = 4096  # of a batch, at most
-_STEP = 64  # rows that are read at once, at most
-_SIZE = 4 << 20  # bytes of a batch, but for its last step
+_ROWS = 1024  # of a batch, at most: more are slower, as processors keep less
+_SIZE = 4 << 20  # bytes of a batch, but for its last rows
 _KEPT = 64 << 20  # bytes of cells that are kept from the first pass to the second
 _NOTES = 100  # about columns, at most
-_FIRST = 64  # rows that tell whether a column of text was to be one of numbers
-_NUMBERS = INTEGER | NUMBER
+_FIRST = 64  # cells that tell whether a column of text was to be one of numbers
 
 
 def read_files(
@@ -65,30 +59,37 @@ def read_files(
     stored : columns that the cells are added to, whose types they get if they can
     schema : nulls, and types of columns
     """
-    survey = _Survey(schema or Schema(), stored or {})
+    schema, found, room = schema or Schema(), dict[str, _Found](), _KEPT
+    kept: dict[Path, list[Sequence[Cells]]] = {}
     for path in paths:
-        with _open(path, chosen, survey.schema, list(survey.found), notes) as (names, batches):
-            survey.begin(path, names)
-            # By `map`, as rows that a variable refers to would keep their memory while the next ones are read.
-            for _ in map(survey.add, batches):
-                pass
-    kinds = {name: survey.schema.types.get(name) or kind_of(column.what) for name, column in survey.found.items()}
+        names, batches = _open(path, chosen, schema, list(found), notes)
+        found = found or {name: _Found(_what_was((stored or {}).get(name))) for name in names}
+        for column in found.values():
+            column.earlier = column.what
+        row, kept[path] = 0, []
+        for batch in batches:
+            _find(found, schema, path, row, batch)
+            row += len(batch[0].cells)
+            room -= sum(cells.cells.nbytes if isinstance(cells, ArrowCells) else _KEPT for cells in batch)
+            if room >= 0:
+                kept[path].append(batch)
+            else:
+                kept.pop(path, None)
+            del batch  # or its rows stay in memory while the next ones are read
+    kinds = {name: schema.types.get(name) or kind_of(column.what) for name, column in found.items()}
     if notes is not None:
-        texts = {name: column for name, column in survey.found.items() if kinds[name] == "text"}
-        notes += _notes_of(texts, survey.schema.nulls)
+        notes += _notes_of({name: found[name] for name, kind in kinds.items() if kind == "text"}, schema.nulls)
     for path in paths:
-        with survey.open_again(path, chosen) as batches:
-            yield from map(partial(_blocks_of, survey, kinds, path), batches)
-
-
-def _blocks_of(survey: _Survey, kinds: Mapping[str, str], path: Path, batch: Sequence[Cells]) -> dict[str, Block]:
-    columns: dict[str, Block] = {}
-    try:
-        for (name, column), cells in zip(survey.found.items(), batch, strict=True):
-            columns |= blocks_of(name, cells, kinds[name], column.what, survey.schema.nulls)
-    except (LookupError, ValueError, OverflowError):  # their errors have the cells
-        raise _changed(path) from None
-    return columns
+        again = kept.pop(path, None)
+        for batch in _open(path, chosen, schema)[1] if again is None else again:
+            blocks: dict[str, Block] = {}
+            try:
+                for (name, column), cells in zip(found.items(), batch, strict=True):
+                    blocks |= blocks_of(name, cells, kinds[name], column.what, schema.nulls)
+            except (LookupError, ValueError, OverflowError):  # their errors have the cells
+                raise _changed(path) from None
+            del batch, cells
+            yield blocks
 
 
 @dataclass(slots=True)
@@ -97,143 +98,164 @@ class _Found:
 
     what : flags of what they are
     earlier : those of the files before the one that is read
-    first : the file and row of the first cell of a flag, and whether there are numbers before it
+    odd : the file and row of the first cell of text, or else of the first long integer
     """
 
     what: int
     earlier: int = 0
-    first: dict[int, tuple[Path, int, bool]] = field(default_factory=dict)
+    odd: tuple[Path, int] | None = None
 
 
-class _Survey:
-    """The first pass, which finds what the cells of columns are, in all files. Cells of few bytes are kept."""
-
-    def __init__(self, schema: Schema, stored: Mapping[str, Column]) -> None:
-        self.schema, self._stored = schema, stored
-        self.found: dict[str, _Found] = {}
-        self._kept: dict[Path, list[Sequence[Cells]]] = {}
-        self._room = _KEPT
-
-    def begin(self, path: Path, names: Iterable[str]) -> None:
-        """Begin a file of these columns."""
-        self.found = self.found or {name: _Found(_what_was(self._stored.get(name))) for name in names}
-        for column in self.found.values():
-            column.earlier = column.what
-        self._path, self._row, self._kept[path] = path, 0, []
-
-    def add(self, batch: Sequence[Cells]) -> None:
-        """Add the next rows of the file. Raise FormatError if the type of a column does not take a cell."""
-        for (name, column), cells in zip(self.found.items(), batch, strict=True):
-            self._judge(name, column, cells)
-        self._row += len(batch[0].cells)
-        for cells in batch:
-            self._room -= cells.cells.nbytes if isinstance(cells, ArrowCells) else _KEPT  # as texts of Python
-        if self._room >= 0:
-            self._kept[self._path].append(batch)
-        else:
-            self._kept.pop(self._path, None)
-
-    @contextmanager
-    def open_again(self, path: Path, chosen: Sequence[str] | None) -> Iterator[Iterator[Sequence[Cells]]]:
-        """Return the batches of a file, for the second pass."""
-        if path in self._kept:
-            yield iter(self._kept.pop(path))
-            return
-        with _open(path, chosen, self.schema) as (_, batches):
-            yield batches
-
-    def _judge(self, name: str, found: _Found, cells: Cells) -> None:
-        before, kind, valid = found.what, self.schema.types.get(name), None
-        if self.schema.nulls:
-            cells, valid = cells.without(self.schema.nulls)
-        if kind:
-            what = judge_typed(cells, kind)
-            if what & TEXT:
-                index, cell = next((index, cell) for index, cell in enumerate(cells.texts()) if not fits(cell, kind))
-                advice = POINTS if has_comma(cell) else "Name it in nulls= if it is a null, or give another type"
-                raise FormatError(
-                    f"{self._path}, line {_line_of(self._path, self._row + index)}: column {name!r:.80}: expected "
-                    f"{EXPECTED[kind]}, as types= says, got another cell. {advice}"
-                )
-        else:
-            what = TEXT if before & TEXT else cells.judge()
-        found.what |= what | (NULL if valid is not None else 0)
-        for flag in (TEXT, LONG) if not kind else ():
-            if what & flag and not before & flag:
-                texts = cells.texts()
-                index = next(index for index, cell in enumerate(texts) if judge_cell(cell) & flag)
-                row = self._row + index
-                # By the place in the file, as batches differ with PyArrow.
-                has_numbers = bool((before if row >= _FIRST else found.earlier) & _NUMBERS)
-                if row >= _FIRST and not has_numbers:
-                    has_numbers = any(judge_cell(cell) & _NUMBERS for cell in texts[:index])
-                found.first[flag] = self._path, row, has_numbers
+def _find(found: Mapping[str, _Found], schema: Schema, path: Path, start: int, batch: Sequence[Cells]) -> None:
+    """Add the cells of the next rows to what was found. Raise FormatError if the type of a column does not take one."""
+    for (name, column), given in zip(found.items(), batch, strict=True):
+        cells, valid = given.without(schema.nulls)
+        kind = schema.types.get(name)
+        what = judge_typed(cells, kind) if kind else column.what & TEXT or cells.judge()
+        if kind and what & TEXT:
+            index, cell = next((index, cell) for index, cell in enumerate(cells.texts()) if not fits(cell, kind))
+            advice = POINTS if has_comma(cell) else "Name it in nulls= if it is a null, or give another type"
+            raise FormatError(
+                f"{path}, line {_line_of(path, start + index)}: column {name!r:.80}: expected {EXPECTED[kind]}, as "
+                f"types= says, got another cell. {advice}"
+            )
+        new = what & ~column.what
+        if not kind and (odd := new & TEXT or new & LONG):
+            column.odd = path, start + next(i for i, cell in enumerate(cells.texts()) if judge_cell(cell) & odd)
+        column.what |= what | (0 if valid is None else NULL)
 
 
-@contextmanager
+def _notes_of(found: Mapping[str, _Found], nulls: frozenset[str]) -> list[str]:
+    """Return which columns of text would be numbers but for a cell, unless it is one of many that are none."""
+    notes: list[str] = []
+    odd = {name: column.odd for name, column in found.items() if column.odd}
+    for path in dict.fromkeys(path for path, _ in odd.values()):
+        row_of = {name: row for name, (where, row) in odd.items() if where == path}
+        first: dict[str, list[bool]] = {name: [] for name in row_of}
+        told = {}
+        rows = _rows_of(path)
+        place_of = {name: place for place, name in enumerate(next(rows)[1])}
+        for number, (line, row, _) in enumerate(islice(rows, max(_FIRST, *row_of.values()) + 1)):
+            for name, odd_row in row_of.items():
+                cell = row[place_of[name]]
+                if cell and cell not in nulls and len(first[name]) < _FIRST:
+                    first[name].append(is_like_number(cell))
+                if number == odd_row:
+                    told[name] = f"{name:.80} is text, as line {line} of {path.name} {reason_of(cell)}"
+        for name, note in told.items():
+            if found[name].earlier & (INTEGER | NUMBER) or sum(first[name]) * 2 >= len(first[name]):
+                notes.append(note)
+    return notes[:_NOTES] + ([f"{len(notes) - _NOTES} more columns are text"] if len(notes) > _NOTES else [])
+
+
 def _open(
     path: Path,
     chosen: Sequence[str] | None,
     schema: Schema,
     expected: Sequence[str] = (),
     notes: list[str] | None = None,
-) -> Iterator[tuple[list[str], Iterator[Sequence[Cells]]]]:
-    """Open a file. Return the names of the columns to take, as expected, and their cells in batches."""
-    with _open_rows(path) as (reader, tell, delimiter):
-        try:
-            header = _named(next(reader, []), path)
-        except _csv.Error:
-            raise _fault_of(path) from None
-        given = set(header)
-        if len(header) == 1 and "|" in header[0] and notes is not None:
-            notes.append(f"{path.name} has one column, as its header has no commas, semicolons or tabs")
-        if expected and (list(expected) != header if chosen is None else not given.issuperset(expected)):
-            raise FormatError(  # without what is in their place: in a file without a header it would be values
-                f"{path}, line 1: expected the columns {list(expected)!s:.200} of the first file, got others. Give all "
-                "files the same header"
+) -> tuple[list[str], Iterator[Sequence[Cells]]]:
+    """Return the names of the columns to take of a file, as expected, and their cells in batches."""
+    rows = _rows_of(path, notes)
+    header = next(rows)[1]
+    place_of = {name: place for place, name in enumerate(header)}
+    if len(header) == 1 and "|" in header[0] and notes is not None:
+        notes.append(f"{path.name} has one column, as its header has no commas, semicolons or tabs")
+    if expected and (list(expected) != header if chosen is None else not place_of.keys() >= set(expected)):
+        raise FormatError(  # without what is in their place: in a file without a header it would be values
+            f"{path}, line 1: expected the columns {list(expected)!s:.200} of the first file, got others. Give all "
+            "files the same header"
+        )
+    names = source_columns(header, chosen, f"{path}, line 1")
+    for name in schema.types:
+        if name not in place_of:
+            raise FormatError(
+                f"{path}, line 1: types=: the source has no column {shown(name, 80)}; {list_names(name, header)}"
             )
-        names = source_columns(header, chosen, f"{path}, line 1")
-        for name in schema.types:
-            if name not in given:
-                raise FormatError(
-                    f"{path}, line 1: types=: the source has no column {shown(name, 80)}; {list_names(name, header)}"
-                )
-        place_of = {name: place for place, name in enumerate(header)}
-        places = [place_of[name] for name in names]
-        yield names, _cells_of(path, reader, tell, delimiter, len(header), places, notes)
+    return names, _batches_of(path, rows, len(header), [place_of[name] for name in names])
 
 
-def _cells_of(
-    path: Path,
-    reader: Any,
-    tell: Callable[[], int],
-    delimiter: str,
-    width: int,
-    places: list[int],
-    notes: list[str] | None,
+def _batches_of(
+    path: Path, rows: Iterator[tuple[int, list[str], int]], width: int, places: list[int]
 ) -> Iterator[Sequence[Cells]]:
     """Return the cells of columns in batches, by PyArrow up to where the csv module may read another table."""
     count = 0
-    try:
-        for cells in read_columns(path, delimiter, width, places):
+    with suppress(Unsure):
+        for cells in read_columns(path, _delimiter_of(path), width, places):
             yield cells
             count += len(cells[0].cells)
-    except Unsure:
-        yield from map(partial(_columns_of, places), _batches_of(reader, tell, width, path, count, notes))
+        return
+    taken, size = list[list[str]](), 0
+    try:
+        for _, row, nbytes in islice(rows, count, None):
+            taken.append(row)
+            size += nbytes
+            if len(taken) == _ROWS or size >= _SIZE:
+                yield _columns_of(taken, places)
+                taken, size = [], 0
+    except FormatError:  # told after those of the cells before it, as with PyArrow
+        if taken:
+            yield _columns_of(taken, places)
+        raise
+    if taken:
+        yield _columns_of(taken, places)
 
 
-def _columns_of(places: list[int], rows: Rows) -> Sequence[Cells]:
+def _columns_of(rows: list[list[str]], places: list[int]) -> Sequence[Cells]:
     columns = list(zip(*rows, strict=True))
     return [TextCells(columns[place]) for place in places]
 
 
-@contextmanager
-def _open_rows(path: Path) -> Iterator[tuple[Any, Callable[[], int], str]]:
-    """Open a file. Return its rows, a function that tells how many bytes were read so far, and the delimiter."""
+def _rows_of(path: Path, notes: list[str] | None = None) -> Iterator[tuple[int, list[str], int]]:
+    """Return the header and the rows of a file: the line on which each begins, its cells, and about its bytes.
+
+    Empty lines are left out. Of one column they are rows of an empty cell, as other programs write nulls, but for those
+    at the end.
+    """
     with open_text(path) as (lines, tell):
-        first = list(islice(lines, 1))
-        delimiter = _delimiter_of("".join(first), path)
-        yield _csv.reader(chain(first, lines), delimiter=delimiter, strict=True), tell, delimiter
+        reader = _csv.reader(lines, delimiter=_delimiter_of(path), strict=True)
+        line, blank, start, end = 1, 0, 0, 0
+        try:
+            header = _named(next(reader, []), path)
+            yield line, header, 0
+            line = reader.line_num + 1
+            for number, row in enumerate(reader):
+                if not row:
+                    blank += 1
+                elif len(row) != len(header):
+                    advice = "Mend the row, or remove it"
+                    if len(header) == 1:
+                        advice = "Separate cells by commas, semicolons or tabs, in the header too"
+                    raise FormatError(
+                        f"{path}, line {line}: expected {len(header)} cells, as in the header, got {len(row)}. {advice}"
+                    )
+                else:
+                    if blank and len(header) == 1:
+                        yield from ((each, [""], 0) for each in range(line - blank, line))
+                    yield line, row, end - start
+                    blank, start = 0, end
+                if number % 8 == 0:  # as it takes as long as reading a row
+                    end = tell()
+                line = reader.line_num + 1
+        except _csv.Error as error:
+            if "limit" in str(error):
+                raise FormatError(
+                    f"{path}, line {line}: expected cells of up to {_csv.field_size_limit()} characters, got a longer "
+                    "one. Close its quotes if they are open, or save the table as Parquet"
+                ) from None
+            raise FormatError(
+                f"{path}, line {line}: expected CSV, got a row that is none ({error!s:.100}). Mend its quotes, or "
+                "save the table as Parquet"
+            ) from None
+        if blank and len(header) == 1 and notes is not None:
+            notes.append(f"{path.name} has {blank} empty lines at its end, which are left out")
+
+
+def _line_of(path: Path, row: int) -> int:
+    """Return the line on which a row begins; the first one after the header is row 0."""
+    for line, _, _ in islice(_rows_of(path), row + 1, None):
+        return line
+    raise _changed(path)
 
 
 def _own_csv() -> Any:
@@ -250,11 +272,12 @@ def _own_csv() -> Any:
 _csv = _own_csv()
 
 
-def _delimiter_of(header: str, path: Path) -> str:
+def _delimiter_of(path: Path) -> str:
     """Return the delimiter: a comma, semicolon or tab, whichever the header has; a tab for .tsv."""
     if path.suffix.lower() == ".tsv":
         return "\t"
-    outside = re.sub(r'"[^"]*(?:"|$)', "", header)
+    with open_text(path) as (lines, _):
+        outside = re.sub(r'"[^"]*(?:"|$)', "", next(lines, ""))
     found = [delimiter for delimiter in ",;\t" if delimiter in outside]
     if len(found) > 1:
         raise FormatError(
@@ -279,94 +302,6 @@ def _named(header: list[str], path: Path) -> list[str]:
     return [f"level_{level}" for level in range(levels)] + names  # as its reset_index() says
 
 
-def _batches_of(
-    reader: Any, tell: Callable[[], int], width: int, path: Path, skipped: int, notes: list[str] | None
-) -> Iterator[Rows]:
-    """Return batches of rows after the first ones, each of as many cells as the header.
-
-    Empty lines are left out. Of one column they are rows of an empty cell, as other programs write nulls, but for those
-    at the end.
-    """
-    blank, step = 0, _STEP
-    rows = iter(reader) if width == 1 else filter(None, reader)
-    try:
-        next(islice(rows, skipped, skipped), None)
-        while True:
-            batch, start = Rows(), tell()
-            while len(batch) < _ROWS and tell() - start < _SIZE:
-                before = tell()
-                batch += (some := list(islice(rows, step)))
-                if not some:
-                    break
-                step = max(1, min(_STEP, step * _SIZE // max(tell() - before, 1)))
-            if not batch:
-                if blank and notes is not None:
-                    notes.append(f"{path.name} has {blank} empty lines at its end, which are left out")
-                return
-            at_end = next((count for count, row in enumerate(reversed(batch)) if row), len(batch))
-            if at_end < len(batch):
-                for first in range(0, blank, _ROWS):
-                    yield [[""]] * min(blank - first, _ROWS)
-                blank = 0
-                batch = [row or [""] for row in batch[: len(batch) - at_end]] if width == 1 else batch
-                if set(map(len, batch)) != {width}:
-                    raise _fault_of(path)
-                yield batch
-            blank += at_end
-    except _csv.Error:
-        raise _fault_of(path) from None
-
-
-def _rows_of(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Return the header and the rows of a file, each with the line on which it begins: slower than in batches."""
-    with _open_rows(path) as (reader, _, _):
-        width = 0
-        while True:
-            line = reader.line_num + 1
-            try:
-                row = next(reader, None)
-            except _csv.Error as error:
-                if "limit" in str(error):
-                    raise FormatError(
-                        f"{path}, line {line}: expected cells of up to {_csv.field_size_limit()} characters, got a "
-                        "longer one. Close its quotes if they are open, or save the table as Parquet"
-                    ) from None
-                raise FormatError(
-                    f"{path}, line {line}: expected CSV, got a row that is none ({error!s:.100}). Mend its quotes, or "
-                    "save the table as Parquet"
-                ) from None
-            if row is None:
-                return
-            width = width or len(row)
-            if row or width == 1:
-                yield line, row or [""]
-
-
-def _line_of(path: Path, row: int) -> int:
-    """Return the line on which a row begins; the first one after the header is row 0."""
-    for line, _ in islice(_rows_of(path), row + 1, None):
-        return line
-    raise _changed(path)
-
-
-def _fault_of(path: Path) -> FormatError:
-    """Return an error with the line on which the first row that cannot be taken begins."""
-    width = 0
-    try:
-        for line, row in _rows_of(path):
-            width = width or len(row)
-            if len(row) != width:
-                advice = "Mend the row, or remove it"
-                if width == 1:
-                    advice = "Separate cells by commas, semicolons or tabs, in the header too"
-                return FormatError(
-                    f"{path}, line {line}: expected {width} cells, as in the header, got {len(row)}. {advice}"
-                )
-    except FormatError as error:
-        return error
-    return _changed(path)
-
-
 def _changed(path: Path) -> FormatError:
     return FormatError(f"{path}: expected a file that stays as it is, got one that changed. Try again")
 
@@ -376,26 +311,3 @@ def _what_was(column: Column | None) -> int:
     if column is None or (column.shape is None and column.type != "text"):
         return 0
     return TEXT if column.type == "text" else {"I64": INTEGER, "F64": NUMBER}.get(column.dtype, 0)
-
-
-def _notes_of(found: Mapping[str, _Found], nulls: frozenset[str]) -> list[str]:
-    """Return which columns of text would be numbers but for a cell, unless it is one of many that are none."""
-    where: dict[Path, dict[str, tuple[int, bool]]] = {}
-    for name, column in found.items():
-        for path, row, has_numbers in islice((column.first[flag] for flag in (TEXT, LONG) if flag in column.first), 1):
-            where.setdefault(path, {})[name] = row, has_numbers
-    notes = list[str]()
-    for path, columns in where.items():
-        rows = _rows_of(path)
-        place_of = {name: place for place, name in enumerate(_named(next(rows)[1], path))}
-        balance, told = Counter[str](), {}
-        last = max(row for row, _ in columns.values())
-        for row, (line, cells) in enumerate(islice(rows, max(last + 1, _FIRST))):
-            for name, (at, _) in columns.items():
-                cell = cells[place_of[name]]
-                if row < _FIRST and cell and cell not in nulls:
-                    balance[name] += 1 if is_like_number(cell) else -1
-                if row == at:
-                    told[name] = f"{name:.80} is text, as line {line} of {path.name} {reason_of(cell)}"
-        notes += [told[name] for name, (_, has) in columns.items() if name in told and (has or balance[name] > 0)]
-    return notes[:_NOTES] + ([f"{len(notes) - _NOTES} more columns are text"] if len(notes) > _NOTES else [])
