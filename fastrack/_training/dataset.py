@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
@@ -157,6 +156,8 @@ class SealedDataset(_Base[Sample_co]):
     array([1, 1])
     """
 
+    _classes: tuple[str, ...] | None = None  # once they are asked for
+
     def __init__(
         self,
         paths: PathLike | Sequence[PathLike],
@@ -291,9 +292,11 @@ class SealedDataset(_Base[Sample_co]):
     def columns(self) -> tuple[str, ...]:
         return self._ref.names
 
-    @cached_property
+    @property
     def classes(self) -> tuple[str, ...]:
-        return read_classes(self._shards, KeyRing.resolve(self._keys))
+        if self._classes is None:
+            self._classes = read_classes(self._shards, KeyRing.resolve(self._keys))
+        return self._classes
 
     def __len__(self) -> int:
         return self._ref.count
