@@ -72,8 +72,9 @@ def refuse_values(option: str) -> Iterator[None]:
         raise typer.BadParameter(str(error), param_hint=option) from None
 
 
-def path(text: str) -> Path:
+def path(given: str | Path) -> Path:
     """Return an argument as a path. Refuse an empty one, for example of an unset variable: it is the current folder."""
+    text = os.fspath(given)  # of a default that is a path
     if not text:
         raise typer.BadParameter("expected a path, got an empty text; . is the current folder")
     place = Path(text)
@@ -84,8 +85,9 @@ def path(text: str) -> Path:
     return place
 
 
-def file_path(text: str) -> Path:
+def file_path(given: str | Path) -> Path:
     """Return an argument as the path of a file. Refuse an empty one, and that of a folder, which ends in a slash."""
+    text = os.fspath(given)
     if text.endswith(os.sep):
         raise typer.BadParameter(f"expected the path of a file, got {text!r:.100}, a folder's. Name a file in it")
     return Path(text) if text else path(text)

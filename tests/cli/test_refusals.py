@@ -1,5 +1,6 @@
 import contextlib
 import os
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -325,3 +326,9 @@ def test_a_file_that_cannot_be_read_is_no_bad_usage(cli, sealed, monkeypatch):
     parameters = [info for one in annotations for info in getattr(one, "__metadata__", ())]
     assert len(parameters) > 90
     assert not any(info.readable for info in parameters)
+
+
+def test_a_default_that_is_a_path_is_taken():
+    from fastrack._cli.errors import file_path, path
+
+    assert path(Path("demo")) == file_path(Path("demo")) == Path("demo")
