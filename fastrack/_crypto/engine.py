@@ -83,8 +83,8 @@ def selected_engine() -> SelectedEngine:
 
 
 def _place() -> str:
-    """Return where a package without machine code is, if it is in a checkout, and what it is imported in place of."""
-    from importlib.metadata import distributions  # deferred: with machine code it is not needed
+    """Return where a package without its native extension is, if it is in a checkout, and what it is imported in place of."""
+    from importlib.metadata import distributions  # deferred: with the extension it is not needed
 
     here = Path(__file__).parents[1]
     there = [Path(str(each.locate_file("fastrack"))) for each in distributions(name="fastrack-io")]

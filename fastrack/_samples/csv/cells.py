@@ -49,10 +49,10 @@ _FITTING = {"text": ~0, "int": EMPTY | INTEGER | LONG, "float": EMPTY | INTEGER 
 _ROUND = "Name its type in types=: text to keep it, as ids are, or float to round it"
 _WITH_COMMA = re.compile(r"-?[0-9][0-9.]*,[0-9][0-9.,]*")
 POINTS = "Read the table by pandas, with its decimal= or thousands=, and import that"
-"""What to do about a number with a comma."""
+"""Advice on a number with a comma."""
 _NO_NUMBER = "is no number. If it is a null, name it in nulls="
 EXPECTED = {"int": "an integer of 64 bits", "float": "a number", "bool": "true, false, 1 or 0"}
-"""What the cells of a column of each type are to be, for errors."""
+"""The cells that a column of each type may have, as errors name them."""
 
 
 @dataclass(frozen=True, slots=True)
