@@ -83,7 +83,7 @@ def selected_engine() -> SelectedEngine:
 
 
 def _place() -> str:
-    """Return where a package without its native extension is, if it is in a checkout, and what it is imported in place of."""
+    """Return where a package without its extension is, if in a checkout, and what it is imported in place of."""
     from importlib.metadata import distributions  # deferred: with the extension it is not needed
 
     here = Path(__file__).parents[1]
