@@ -39,6 +39,7 @@ def main(argv):
 def _run(stage, machine, options):
     print(f"{stage}: {STAGES[stage]} (at most {options.seconds:g} s)", file=sys.stderr, flush=True)
     settings = {"device": options.device, "quick": options.quick, "seconds": max(options.seconds - _MARGIN, 1)}
+    settings["budget"] = options.budget
     path = record.create(options.out, stage, machine, **settings)
     with watch(machine["gpu"].get("bus"), path.with_suffix(".csv")):
         code, output = run([*PYTHON, "bench.gpu.stage", str(path)], options.seconds)
@@ -59,6 +60,7 @@ def _parse(argv):
     parser.add_argument("--device", default="cuda:0", help="which GPU: cuda:N")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results", help="folder for the results")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"that a stage may take; {SECONDS} by default")
+    parser.add_argument("--budget", type=float, metavar="S", help="seconds that a comparison may take: fewer rounds")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     options = parser.parse_args(argv)
     options.out = options.out.resolve()  # stages run in the root of the checkout

@@ -1,7 +1,9 @@
 """The GPU that is measured: fastrack's driver, the device's clock, and the few calls that fastrack does not make."""
 
+import lzma
 import time
 from contextlib import contextmanager, nullcontext
+from tempfile import NamedTemporaryFile
 from unittest.mock import patch
 
 from bench.gpu import needs
@@ -68,6 +70,20 @@ class Gpu:
 
         for function in self.driver.functions.values():
             cuda.funcSetAttribute(function.handle, _CARVEOUT, percent)
+
+    @property
+    def architecture(self):
+        """The name that the compiler has for the device, such as sm_90."""
+        return f"sm_{self._cupy.cuda.Device(self.index).compute_capability}"
+
+    def load(self, path):
+        """Load a cubin that was compressed."""
+        with NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(lzma.decompress(path.read_bytes()))
+            file.flush()
+            module = self._cupy.RawModule(path=file.name)
+            module.compile()  # reads the file now
+        return module
 
     def compile(self, code):
         return self._cupy.RawModule(code=code, options=("-std=c++17",), backend="nvrtc")

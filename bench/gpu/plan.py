@@ -43,7 +43,7 @@ class Plan:
         """Return a plan that measures kernels at two sizes only, and at small ones."""
         candidates = (*small, 8 * MIB, 256 * MIB)
         sizes = tuple(size for size in candidates if size <= max(self.kernel_sizes)) or self.kernel_sizes
-        return replace(self, kernel_sizes=sizes, kernel_shares=shares, rounds=7, budget=budget)
+        return replace(self, kernel_sizes=sizes, kernel_shares=shares, rounds=7, budget=min(budget, self.budget))
 
 
 FULL = Plan()

@@ -16,7 +16,7 @@ _LOG = 6000  # characters kept of a process's output
 _PATH = re.compile(r"(?<![\w.+/:-])/(?:[\w.+@-]+/)+")
 
 
-def create(folder, stage, machine, *, device, quick, seconds):
+def create(folder, stage, machine, *, device, quick, seconds, budget=None):
     """Write a document that holds no results yet, and return its path."""
     now = datetime.now(UTC)
     slug = re.sub(r"[^a-z0-9]+", "-", machine["gpu"]["name"].lower()).strip("-")
@@ -31,6 +31,7 @@ def create(folder, stage, machine, *, device, quick, seconds):
         "seconds": 0.0,
         "limit": seconds,
         "quick": quick,
+        "budget": budget,
         "device": device,
         "machine": machine,
         "steps": [],

@@ -2,6 +2,7 @@
 
 import faulthandler
 import sys
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -19,6 +20,8 @@ class Stage:
         document = self.record.document
         self.device = document["device"]
         self.plan = plan or (QUICK if document["quick"] else FULL)
+        if document.get("budget"):
+            self.plan = replace(self.plan, budget=document["budget"])
 
     @cached_property
     def gpu(self):
