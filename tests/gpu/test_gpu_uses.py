@@ -4,7 +4,6 @@ import copy
 
 import numpy as np
 import pytest
-
 from helpers.tampering import tampered
 
 import fastrack
@@ -96,11 +95,11 @@ def test_a_model_trained_there_comes_back(where, key, tmp_path):
     state = fastrack.load_checkpoint(tmp_path / "c.fastrack", key, device=where)
     again = torch.optim.AdamW(other.parameters())
     again.load_state_dict(state["optimizer"])
-    for mine, theirs in zip(again.state_dict()["state"].values(), optimizer.state_dict()["state"].values(), strict=True):
+    for mine, theirs in zip(*(each.state_dict()["state"].values() for each in (again, optimizer)), strict=True):
         assert same(mine, theirs)
 
 
-def test_a_vault_keeps_activations_and_weights(where, key, tmp_path):
+def test_a_vault_keeps_activations_and_weights(where):
     model, batch = make_model().to(where), torch.randn(3000, 96, device=where)
     other = copy.deepcopy(model)
     model(batch).square().mean().backward()
