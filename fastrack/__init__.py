@@ -65,6 +65,7 @@ _registry.COMPILERS |= {
     "commands": "_devices.cuda.jit_commands:build_commands",
     "module": "_crypto.native.build:compile_here",
 }
+_registry.REMOTE |= {"open": "_remote.remote_file:open_remote", "new": "_remote.upload:new_object"}
 _registry.METHODS["to"] = "_transfer.api:to_device"
 _registry.PICKLED |= {
     "Binding": "_sealed.contexts:Binding",

@@ -32,6 +32,7 @@ from fastrack._sealed.scales import Scale, grid, scale_of
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
+from fastrack._util import registry
 from fastrack._util.atomic import OwnWriter, new_file
 from fastrack._util.locations import Location, Url, locate, locate_local, require_path
 from fastrack._util.public import public
@@ -544,9 +545,10 @@ def _tried(target: Location | IO[bytes], trial: Trial) -> Location | IO[bytes]:
 def open_target(target: Location | IO[bytes], size: int, *, overwrite: bool) -> AbstractContextManager[IO[bytes]]:
     """Open a file of ciphertext for writing, on this machine or on a server. An open file stays open."""
     if isinstance(target, Url):
-        from fastrack._remote.upload import new_object
-
-        return new_object(target, size, overwrite=overwrite)
+        begun: AbstractContextManager[IO[bytes]] = registry.find(registry.REMOTE["new"])(
+            target, size, overwrite=overwrite
+        )
+        return begun
     if isinstance(target, Path):
         return new_file(target, size, overwrite=overwrite)
     return nullcontext(OwnWriter(target))  # type: ignore[arg-type]

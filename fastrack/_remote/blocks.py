@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 BLOCK = 1 << 18  # bytes
 _STEP = 1 << 12  # blocks that are looked at, or downloaded, at a time
 
 
-def block_range(start: int, stop: int) -> range:
-    """Return the blocks with bytes from `start` to before `stop`."""
-    return range(start // BLOCK, -(-stop // BLOCK)) if start < stop else range(0)
-
-
-def blocks_of(ranges: Iterable[tuple[int, int]]) -> list[range]:
+def blocks_of(ranges: Sequence[tuple[int, int]] | NDArray[np.int64]) -> list[range]:
     """Return the blocks with bytes of ranges of bytes (start, stop), in ascending order, each once."""
-    return merge([block_range(start, stop) for start, stop in ranges])
+    starts, stops = np.asarray(ranges, np.int64).reshape(-1, 2).T
+    nonempty = starts < stops
+    begins, ends = (starts // BLOCK)[nonempty].tolist(), ((stops - 1) // BLOCK + 1)[nonempty].tolist()
+    return _merge([range(begin, end) for begin, end in set(zip(begins, ends, strict=True))])
 
 
-def merge(blocks: list[range]) -> list[range]:
+def _merge(blocks: list[range]) -> list[range]:
     """Return ranges of blocks in ascending order, each block once. Ranges that touch are joined."""
     if len(blocks) == 1 and blocks[0]:
         return blocks

@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 
+import numpy as np
+
 from fastrack._crypto.base import HostMemory
 from fastrack._remote.blocks import BLOCK, blocks_of, count, steps
 from fastrack._remote.cache import Cache, CachedFile, Writer, open_cache
 from fastrack._remote.objects import RemoteObject
 from fastrack._remote.retries import read_range
+from fastrack._sealed.storage import Ranges
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.locations import Url
@@ -25,13 +28,12 @@ _REQUEST = 4 << 20  # bytes that one request asks for at most
 _LONGEST = 16 << 20  # the same, of a long run: an eighth of it, as each request costs a server something
 _JOINED = 1 << 20  # bytes of adjacent runs that one request joins: each waits for all of them
 
-Blocks = Callable[[], Sequence[range]]  # only computed for a file that is not complete
-
 
 class RemoteFile:
     """`Storage` of a file on a server. Blocks that were fetched stay on the local disk, for all processes."""
 
     __slots__ = ("__weakref__", "_copy", "_lock", "_object", "cache", "size")
+    is_remote = True
 
     def __init__(self, url: Url, remote: RemoteObject) -> None:
         self._object = remote
@@ -70,38 +72,80 @@ class RemoteFile:
             if self._copy is not None and self._copy.entry.is_evicted:
                 self._copy = None
 
-    def fetch(self, ranges: Sequence[tuple[int, int]]) -> CachedFile:
+    def fetch(self, ranges: Sequence[tuple[int, int]]) -> Bytes:
         """Download the missing blocks of byte ranges (start, stop), in parallel. Return the file that holds them."""
-        return fetch_files({self: partial(blocks_of, ranges)})[self]
+        return self.fetch_files({self: lambda: np.array(ranges)})[self]
 
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> int:
         """Begin to download the missing blocks of ranges, without waiting, and return the number of bytes."""
-        return prefetch_files({self: partial(blocks_of, ranges)})
+        return self.prefetch_files({self: lambda: np.array(ranges)})
 
     def discard(self, ranges: Sequence[tuple[int, int]]) -> bool:
         """Forget ranges whose bytes are wrong, so that they are downloaded again."""
-        self.discard_blocks(blocks_of(ranges))
-        return True
-
-    def discard_blocks(self, blocks: Iterable[range]) -> None:
-        """Forget blocks whose bytes are wrong, so that they are downloaded again."""
         writer = self.copy().entry.open_writer()
         if writer is not None:
-            for run in blocks:
+            for run in blocks_of(ranges):
                 writer.mark(run, 0)
+        return True
 
     def read(self, start: int, stop: int) -> bytes:
         stop = min(stop, self.size)
         entry = self.copy().entry
-        if not all(entry.flags(start // BLOCK, -(-stop // BLOCK))):
-            entry = self.fetch([(start, stop)])
-        return entry.content[start:stop].tobytes()
+        is_there = all(entry.flags(start // BLOCK, -(-stop // BLOCK)))
+        return (entry.content if is_there else self.fetch([(start, stop)]))[start:stop].tobytes()
 
     def view(self, start: int, stop: int) -> Bytes:
-        return self.fetch([(start, min(stop, self.size))]).content[start:stop]
+        return self.fetch([(start, min(stop, self.size))])[start:stop]
 
     def memory(self, start: int, stop: int) -> HostMemory:
         return HostMemory.of(self.view(start, stop))
+
+    @staticmethod
+    def fetch_files(wanted: Mapping[RemoteFile, Ranges]) -> dict[RemoteFile, Bytes]:
+        """Download the missing blocks of ranges of files, in parallel. Return the cached files that hold them."""
+        for attempt in itertools.count():
+            copies = {file: file.copy() for file in wanted}
+            blocks = {file: blocks_of(wanted[file]()) for file, copy in copies.items() if not copy.entry.is_complete}
+            missing = {file: number for file, some in blocks.items() if (number := copies[file].count_missing(some))}
+            if missing and attempt < 2:  # a call that fills the cache to the last byte may have to exceed it a little
+                needed = sum(map(count, blocks.values())) * BLOCK
+                for cache in {file.cache for file in missing}:
+                    room = sum(number for file, number in missing.items() if file.cache is cache)
+                    cache.reserve(room * BLOCK, needed)
+            writers = {file: writer for file in missing if (writer := copies[file].entry.open_writer())}
+            if len(writers) == len(missing):  # else this call evicted one of its own files to make room
+                break
+        begun = {file: copies[file].begin(next(steps(blocks[file])), writer) for file, writer in writers.items()}
+        for file, writer in writers.items():
+            copies[file].fill(blocks[file], writer, begun[file])
+        return {file: copy.entry.content for file, copy in copies.items()}
+
+    @staticmethod
+    def prefetch_files(wanted: Mapping[RemoteFile, Ranges]) -> int:
+        """Begin to download missing blocks of ranges of files, without waiting, and return the number of bytes.
+
+        Only the beginning of a large file is downloaded, and only the first files if the cache cannot keep all.
+        """
+        by_cache: dict[Cache, list[tuple[_Copy, list[range], int]]] = {}
+        for file, ranges in wanted.items():
+            copy = file.copy()
+            if not copy.entry.is_complete:
+                step = next(steps(blocks_of(ranges())), [])
+                by_cache.setdefault(file.cache, []).append((copy, step, copy.count_missing(step) * BLOCK))
+        begun = 0
+        for cache, parts in by_cache.items():
+            if not any(missing for *_, missing in parts):
+                continue
+            ends = itertools.accumulate(count(step) * BLOCK for _, step, _ in parts)
+            room = cache.bound()  # beyond it a file would give way to one behind it, and be downloaded twice
+            chosen = [part for part, end in zip(parts, ends, strict=True) if end <= room]
+            size = sum(missing for *_, missing in chosen)
+            cache.reserve(size, size)
+            for copy, step, missing in chosen:
+                if missing and (writer := copy.entry.open_writer()):
+                    copy.begin(step, writer)
+                    begun += missing
+        return begun
 
     def keep_head(self, head: bytes) -> None:
         """Keep the bytes that were read to open the file."""
@@ -112,52 +156,6 @@ class RemoteFile:
             if writer := entry.open_writer():
                 writer.write(0, head)
                 writer.mark(blocks)
-
-
-def fetch_files(wanted: Mapping[RemoteFile, Blocks]) -> dict[RemoteFile, CachedFile]:
-    """Download the missing blocks of files, in parallel. Return the cached files that hold them."""
-    for attempt in itertools.count():
-        copies = {file: file.copy() for file in wanted}
-        blocks = {file: wanted[file]() for file, copy in copies.items() if not copy.entry.is_complete}
-        missing = {file: number for file, some in blocks.items() if (number := copies[file].count_missing(some))}
-        if missing and attempt < 2:  # a call that fills the cache to the last byte may have to exceed it by a little
-            needed = sum(map(count, blocks.values())) * BLOCK
-            for cache in {file.cache for file in missing}:
-                cache.reserve(sum(number for file, number in missing.items() if file.cache is cache) * BLOCK, needed)
-        writers = {file: writer for file in missing if (writer := copies[file].entry.open_writer())}
-        if len(writers) == len(missing):  # else this call evicted one of its own files to make room
-            break
-    begun = {file: copies[file].begin(next(steps(blocks[file])), writer) for file, writer in writers.items()}
-    for file, writer in writers.items():
-        copies[file].fill(blocks[file], writer, begun[file])
-    return {file: copy.entry for file, copy in copies.items()}
-
-
-def prefetch_files(wanted: Mapping[RemoteFile, Blocks]) -> int:
-    """Begin to download missing blocks of files, without waiting, and return the number of bytes.
-
-    Only the beginning of a large file is downloaded, and only the first files if the cache cannot keep all.
-    """
-    by_cache: dict[Cache, list[tuple[_Copy, list[range], int]]] = {}
-    for file, blocks in wanted.items():
-        copy = file.copy()
-        if not copy.entry.is_complete:
-            step = next(steps(blocks()), [])
-            by_cache.setdefault(file.cache, []).append((copy, step, copy.count_missing(step) * BLOCK))
-    begun = 0
-    for cache, parts in by_cache.items():
-        if not any(missing for *_, missing in parts):
-            continue
-        ends = itertools.accumulate(count(step) * BLOCK for _, step, _ in parts)
-        room = cache.bound()  # beyond it a file would give way to one behind it, and be downloaded twice
-        chosen = [part for part, end in zip(parts, ends, strict=True) if end <= room]
-        size = sum(missing for *_, missing in chosen)
-        cache.reserve(size, size)
-        for copy, step, missing in chosen:
-            if missing and (writer := copy.entry.open_writer()):
-                copy.begin(step, writer)
-                begun += missing
-    return begun
 
 
 def open_object(url: Url) -> RemoteObject:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastrack._crypto import derivation
 from fastrack._crypto.cobblestone import MessageKey
@@ -18,19 +19,16 @@ from fastrack._crypto.gather import EvenRanges, LazyRanges
 from fastrack._crypto.message_keys import MessageKeyCache, MessageKeys
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
-from fastrack._sealed.storage import StoredBytes
+from fastrack._sealed.storage import Ranges, RemoteStorage, Storage, StoredBytes
 from fastrack._sealed.tensor import Proof, SealedTensor, move_tensor
+from fastrack._util.registry import REMOTE, module_of
 from fastrack.errors import AuthenticationError, GrantError, UnknownKeyError
 from fastrack.format import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
 
-if TYPE_CHECKING:
-    from fastrack._remote.remote_file import Blocks, RemoteFile
-
 Wanted = tuple[SealedTensor | None, LazyRanges | None]  # a tensor or None, and its byte ranges; None for all bytes
 _Part = tuple[int, int, LazyRanges | None]  # the start of a message in its file, its size, and its byte ranges
-_REMOTE = (
-    "fastrack._remote.remote_file"  # not loaded until a remote file is opened, so that local files do not pay for it
-)
+# Loaded when a remote file is opened: until then local ones do not pay for a look at each.
+_REMOTE = module_of(REMOTE["open"])
 _NO_BYTES = EvenRanges(np.empty(0, np.int64), 0, 0)
 
 
@@ -152,15 +150,14 @@ def fetch(wanted: Iterable[Wanted]) -> list[SealedTensor | None] | None:
     Else return the tensors in storages that keep the downloaded bytes present.
     """
     wanted = list(wanted)
-    blocks_by_file = _by_file(wanted)
-    if not blocks_by_file:
+    ranges_by_file = _by_file(wanted)
+    if not ranges_by_file:
         return None
-    from fastrack._remote.remote_file import RemoteFile, fetch_files
-
-    present = {file: StoredBytes(entry.content) for file, entry in fetch_files(blocks_by_file).items()}
+    fetched = next(iter(ranges_by_file)).fetch_files(ranges_by_file)
+    present: dict[Storage, StoredBytes] = {file: StoredBytes(content) for file, content in fetched.items()}
     tensors = [tensor for tensor, _ in wanted]
     for number, tensor in enumerate(tensors):
-        if tensor is not None and isinstance(storage := tensor.location[0], RemoteFile):
+        if tensor is not None and (storage := tensor.location[0]) in present:
             tensors[number] = move_tensor(tensor, present[storage])
     return tensors
 
@@ -169,68 +166,53 @@ def fetch_headers(tensors: Iterable[SealedTensor | None]) -> bool:
     """Download the headers of messages in parallel. Return False if all messages are on this machine."""
     if _REMOTE not in sys.modules:
         return False
-    blocks_by_file = _by_file((tensor, _NO_BYTES) for tensor in tensors)
-    if blocks_by_file:
-        from fastrack._remote.remote_file import fetch_files
-
-        fetch_files(blocks_by_file)
-    return bool(blocks_by_file)
+    ranges_by_file = _by_file((tensor, _NO_BYTES) for tensor in tensors)
+    for file in ranges_by_file:
+        file.fetch_files(ranges_by_file)
+        return True
+    return False
 
 
 def prefetch(wanted: Iterable[Wanted]) -> int | None:
     """Begin to download the missing parts of messages, and return their size; None if all are on this machine."""
-    blocks_by_file = _by_file(wanted)
-    if not blocks_by_file:
-        return None
-    from fastrack._remote.remote_file import prefetch_files
-
-    return prefetch_files(blocks_by_file)
+    ranges_by_file = _by_file(wanted)
+    return next(iter(ranges_by_file)).prefetch_files(ranges_by_file) if ranges_by_file else None
 
 
 def is_remote(tensor: SealedTensor) -> bool:
     """Return whether a message is in a remote file."""
-    if _REMOTE not in sys.modules:
-        return False
-    from fastrack._remote.remote_file import RemoteFile
-
-    return isinstance(tensor.location[0], RemoteFile)
+    return _REMOTE in sys.modules and tensor.location[0].is_remote
 
 
 def discard(wanted: Iterable[Wanted]) -> bool:
     """Discard the cached parts of remote messages, some of them wrong. Return False if all are on this machine."""
-    blocks_by_file = _by_file(wanted)
-    for file, blocks in blocks_by_file.items():
-        file.discard_blocks(blocks())
-    return bool(blocks_by_file)
+    ranges_by_file = _by_file(wanted)
+    for file, ranges in ranges_by_file.items():
+        file.discard(ranges().tolist())
+    return bool(ranges_by_file)
 
 
-def _by_file(wanted: Iterable[Wanted]) -> dict[RemoteFile, Blocks]:
-    """Return a function that computes the required blocks, by remote file."""
+def _by_file(wanted: Iterable[Wanted]) -> dict[RemoteStorage, Ranges]:
+    """Return a function that computes the required ranges of bytes, by remote file."""
     if _REMOTE not in sys.modules:
         return {}
-    from fastrack._remote.remote_file import RemoteFile
-
-    parts: dict[RemoteFile, list[_Part]] = {}
+    parts: dict[Storage, list[_Part]] = {}
     for tensor, ranges in wanted:
-        if tensor is not None and isinstance(storage := tensor.location[0], RemoteFile):
+        if tensor is not None and (storage := tensor.location[0]).is_remote:
             parts.setdefault(storage, []).append((tensor.location[1], tensor.message_size, ranges))
-    return {file: partial(_blocks_of, some) for file, some in parts.items()}
+    return {cast(RemoteStorage, file): partial(_ranges_of, some) for file, some in parts.items()}
 
 
-def _blocks_of(parts: Sequence[_Part]) -> list[range]:
-    """Return the blocks of a file that hold its parts, with the headers of their messages, in ascending order."""
-    from fastrack._remote.blocks import BLOCK, block_range, merge
-
-    blocks = []
+def _ranges_of(parts: Sequence[_Part]) -> NDArray[np.int64]:
+    """Return the ranges of a file that hold its parts, with the headers of their messages."""
+    found = []
     for start, size, ranges in parts:
         body, stop = start + HEADER_SIZE, start + size
-        blocks.append(block_range(start, stop if ranges is None else body))
+        found.append(np.array([(start, stop if ranges is None else body)]))
         if ranges is not None and ranges is not _NO_BYTES:
             expanded = ranges().expand()
             first, last = expanded.starts, expanded.starts + expanded.sizes - 1
-            begins = (body + first // CHUNK_SIZE * SEALED_CHUNK_SIZE) // BLOCK
+            begins = body + first // CHUNK_SIZE * SEALED_CHUNK_SIZE
             ends = np.minimum(body + (last // CHUNK_SIZE + 1) * SEALED_CHUNK_SIZE, stop)
-            nonempty = expanded.sizes > 0
-            spans = set(zip(begins[nonempty].tolist(), ((ends[nonempty] - 1) // BLOCK + 1).tolist(), strict=True))
-            blocks += [range(begin, end) for begin, end in spans]
-    return merge(blocks)
+            found.append(np.stack([begins, ends], axis=1)[expanded.sizes > 0])
+    return np.concatenate(found)

@@ -9,16 +9,18 @@ import io
 import os
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastrack._crypto.base import HostMemory
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Bytes
 from fastrack._tensors.mapped_file import map_file
+from fastrack._util import registry
 from fastrack._util.locations import Url
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError
@@ -41,6 +43,11 @@ class Storage(Protocol):
     @property
     def size(self) -> int:
         """Size of the file in bytes."""
+        ...
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether this is a `RemoteStorage`."""
         ...
 
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> int:
@@ -67,12 +74,28 @@ class Storage(Protocol):
         ...
 
 
+Ranges = Callable[[], NDArray[np.int64]]
+"""Returns ranges of bytes, a row of start and stop each, in any order; only called for a file that is not complete."""
+
+
+class RemoteStorage(Storage, Protocol):
+    """A file on a server, whose bytes are downloaded when they are needed. Such storages are keys of dicts."""
+
+    @staticmethod
+    def fetch_files(wanted: Mapping[RemoteStorage, Ranges]) -> Mapping[RemoteStorage, Bytes]:
+        """Download the missing bytes of files, in parallel. Return the files, with these bytes present."""
+        ...
+
+    @staticmethod
+    def prefetch_files(wanted: Mapping[RemoteStorage, Ranges]) -> int:
+        """Begin to download missing bytes of files, without waiting, and return their number."""
+        ...
+
+
 def open_storage(path: str | os.PathLike[str], *, mapped: bool = True) -> tuple[Storage, bytes]:
     """Open a safetensors file: map it, or read all of it now. Return its storage and its header, of one version."""
     if isinstance(path, Url):
-        from fastrack._remote.remote_file import open_remote
-
-        remote, read = open_remote(path)
+        remote, read = registry.find(registry.REMOTE["open"])(path)
         header = read_head(read, remote.size)
         return remote if mapped else StoredBytes(np.frombuffer(remote.read(0, remote.size), np.uint8)), header
     for _ in range(_ATTEMPTS):
@@ -119,6 +142,7 @@ class _Present:
     """The methods of `Storage` that do nothing if all bytes are on this machine."""
 
     __slots__ = ()
+    is_remote = False
 
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> int:
         return 0

@@ -21,7 +21,15 @@ METHODS: dict[str, str] = {}
 """Methods of sealed tensors, each with the function that implements it."""
 
 
+REMOTE: dict[str, str] = {}
+"""Functions of files on servers: "open" opens one as a storage, and "new" begins one."""
+
+
+def module_of(place: str) -> str:
+    """Return the whole name of the module of an object that a value of a table names."""
+    return f"fastrack.{place.partition(':')[0]}"
+
+
 def find(place: str) -> Any:
     """Import the object that a value of a table names."""
-    module, _, name = place.partition(":")
-    return getattr(import_module(f"fastrack.{module}"), name)
+    return getattr(import_module(module_of(place)), place.partition(":")[2])
