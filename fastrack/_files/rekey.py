@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 
-from fastrack._files.importers import PlainTensor
+from fastrack._files.plain_tensor import PlainTensor
 from fastrack._files.reader import SealedFile, opened_file
-from fastrack._files.writer import SLAB, Progress, choose, plain_names, write_sealed
+from fastrack._files.unseal_file import choose
+from fastrack._files.writer import SLAB, Progress, plain_names, write_sealed
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._sealed.message_headers import authenticate_headers
 from fastrack._sealed.messages import OpenMessage

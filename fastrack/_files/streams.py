@@ -13,9 +13,12 @@ from typing import IO, Literal
 
 import numpy as np
 
-from fastrack._files.importers import PlainTensor, open_plain, read_array_header, refuse_malformed, refuse_sealed
+from fastrack._files.importers import open_plain, read_array_header, refuse_malformed, refuse_sealed
+from fastrack._files.plain_tensor import PlainTensor
 from fastrack._files.reader import SealedFile
-from fastrack._files.writer import Progress, Unsealer, choose, name_tensor, plain_names, write_sealed
+from fastrack._files.seal_file import name_tensor
+from fastrack._files.unseal_file import Unsealer, choose
+from fastrack._files.writer import Progress, plain_names, write_sealed
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._keys.keys import Key
 from fastrack._sealed.file_header import parse_header

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fastrack._files.importers import PlainTensor
+from fastrack._files.plain_tensor import PlainTensor
 from fastrack._files.writer import by_alignment, plain_names, write_sealed
 from fastrack._keys.keyring import KeyLike, sealing_key
 from fastrack._keys.keys import Key

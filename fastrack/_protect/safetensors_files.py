@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._files.importers import PlainTensor
+from fastrack._files.plain_tensor import PlainTensor
 from fastrack._files.reader import SealedFile
-from fastrack._files.writer import write_plaintext
+from fastrack._files.unseal_file import write_plaintext
 from fastrack._protect.sealing import Protection, is_stream, open_sealed, read_sealed, seal_tensors
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Bytes

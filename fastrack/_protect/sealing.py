@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fastrack._files.byte_reader import open_bytes
-from fastrack._files.importers import PlainTensor
+from fastrack._files.plain_tensor import PlainTensor
 from fastrack._files.reader import SealedFile, file_in_memory
 from fastrack._files.writer import SLAB, write_sealed
 from fastrack._keys.keyring import KeyRing

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Self
 
 import numpy as np
 
-from fastrack._files.importers import PlainTensor
+from fastrack._files.plain_tensor import PlainTensor
 from fastrack._files.writer import write_sealed
 from fastrack._keys.keyring import KeyLike, KeyRing, sealing_key
 from fastrack._samples.about import About

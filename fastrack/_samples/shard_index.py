@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._files.importers import PlainTensor
+from fastrack._files.plain_tensor import PlainTensor
 from fastrack._files.writer import write_sealed
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key

@@ -16,17 +16,11 @@ from typing import IO, Any
 
 import numpy as np
 
-from fastrack._files.importers import PlainTensor, open_plain, whole_file
+from fastrack._files.importers import open_plain, whole_file
+from fastrack._files.plain_tensor import PlainTensor
 from fastrack._files.reader import SealedFile
-from fastrack._files.writer import (
-    Progress,
-    by_alignment,
-    describe_scales,
-    open_target,
-    plain_names,
-    write_plaintext,
-    write_sealed,
-)
+from fastrack._files.unseal_file import write_plaintext
+from fastrack._files.writer import Progress, by_alignment, describe_scales, open_target, plain_names, write_sealed
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import new_file_id

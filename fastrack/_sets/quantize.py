@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._files.importers import PlainTensor
+from fastrack._files.plain_tensor import PlainTensor
 from fastrack._files.writer import Progress, describe_scales
 from fastrack._sealed.scales import Scale
 from fastrack._tensors import arrays, dtypes

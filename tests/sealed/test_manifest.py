@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, RollbackError, SignatureError
-from fastrack._files.importers import PlainTensor
+from fastrack._files.plain_tensor import PlainTensor
 from fastrack._files.writer import write_sealed
 from fastrack._keys.signing import sign_envelope
 from fastrack._sets import manifest as manifests

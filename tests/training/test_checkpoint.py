@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 import fastrack
 from fastrack import Key, load_checkpoint, load_file, save_checkpoint, save_file, to_device
 from fastrack._files import writer
-from fastrack._files.importers import PlainTensor
+from fastrack._files.plain_tensor import PlainTensor
 from fastrack._training.checkpoints.state import decode_state, encode_state
 from fastrack._util import atomic
 from fastrack.errors import AuthenticationError, DeviceError, FastrackError, FormatError, UnknownKeyError

@@ -13,7 +13,7 @@ from helpers.commands import invoke
 
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, RollbackError, SealedDataset, UnknownKeyError
-from fastrack._files.importers import PlainTensor
+from fastrack._files.plain_tensor import PlainTensor
 from fastrack._files.writer import write_sealed
 from fastrack._samples.shard_index import ShardIndex
 from fastrack._util import gate

@@ -273,7 +273,7 @@ class _Sealer:
     def _foresee(self, source: Path, plain: Sequence[str], size: int) -> Contents:
         """Return what a dry run would write."""
         from fastrack._files.importers import open_plain
-        from fastrack._files.writer import name_tensor
+        from fastrack._files.seal_file import name_tensor
 
         with open_plain(source) as (tensors, metadata):
             listed = tuple(

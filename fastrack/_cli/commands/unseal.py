@@ -201,7 +201,7 @@ class _Opener:
         With `into`, the content of the file determines the name of the target.
         """
         from fastrack._files.streams import unseal_to_stream
-        from fastrack._files.writer import unseal_file
+        from fastrack._files.unseal_file import unseal_file
 
         with open_sealed(source, file_id=self.file_id, anchor=self.anchor) as file:
             check_sealed(file, self.ring)
