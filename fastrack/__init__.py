@@ -67,6 +67,11 @@ _registry.COMPILERS |= {
     "commands": "_devices.cuda.jit_commands:build_commands",
     "module": "_crypto.native.build:compile_here",
 }
+_registry.WRAPPED |= {
+    "load": "_keys.wrapped:WrappedKey.load",
+    "id": "_keys.wrapped:wrapped_key_id",
+    "source": "_keys.wrapped:open_source",
+}
 _registry.REMOTE |= {"open": "_remote.remote_file:open_remote", "new": "_remote.upload:new_object"}
 _registry.METHODS["to"] = "_transfer.api:to_device"
 _registry.PICKLED |= {

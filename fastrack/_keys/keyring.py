@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias, Union, runtime_checkable
 
 from fastrack._keys.keys import Key, key_file_id
-from fastrack._keys.wrapped import WrappedKey, is_scheme, open_source, wrapped_key_id
 from fastrack._util.fork import per_process
 from fastrack._util.key_text import looks_secret
 from fastrack._util.public import public
-from fastrack._util.registry import KEY_SOURCES, find
+from fastrack._util.registry import KEY_SOURCES, WRAPPED, find, is_scheme
 from fastrack.errors import UnknownKeyError
 
 KEY_FILE_VARIABLE = "FASTRACK_KEY_FILE"
@@ -441,7 +440,7 @@ def _open_source(source: str | os.PathLike[str]) -> Key | object:
         return find(KEY_SOURCES[path.suffix])(path)  # type: ignore[no-any-return]
     if path.is_dir():
         return KeyFolder(path)
-    return WrappedKey.load(path) if is_wrapped(path) else Key.load(path)
+    return find(WRAPPED["load"])(path) if is_wrapped(path) else Key.load(path)
 
 
 def is_wrapped(path: Path) -> bool:
@@ -451,11 +450,13 @@ def is_wrapped(path: Path) -> bool:
 
 def _file_id(path: Path) -> str | None:
     """Return the id of the key in a key file or a wrapped key file, or None if the file is neither."""
-    return wrapped_key_id(path) if is_wrapped(path) else key_file_id(path)
+    key_id: str | None = find(WRAPPED["id"])(path) if is_wrapped(path) else key_file_id(path)
+    return key_id
 
 
 def _load(path: Path) -> Key:
-    return WrappedKey.load(path).unwrap() if is_wrapped(path) else Key.load(path)
+    key: Key = find(WRAPPED["load"])(path).unwrap() if is_wrapped(path) else Key.load(path)
+    return key
 
 
 def _opener(source: str | os.PathLike[str]) -> Callable[[], Key | object] | None:
@@ -475,7 +476,7 @@ def _opener(source: str | os.PathLike[str]) -> Callable[[], Key | object] | None
 
 def _find_scheme(scheme: str) -> Callable[[str], object] | None:
     if is_scheme(scheme):
-        return open_source
+        return find(WRAPPED["source"])  # type: ignore[no-any-return]
     from importlib.metadata import entry_points  # deferred: it imports email, which takes some milliseconds
 
     for entry in entry_points(group=ENTRY_POINTS, name=scheme):

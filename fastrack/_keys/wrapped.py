@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 
 from fastrack._keys.keys import Key
 from fastrack._util.documents import ID, decode, decode_bytes, encode, encode_bytes, matches, parsing, require
-from fastrack._util.registry import KEY_SOURCES, find
+from fastrack._util.registry import KEY_SOURCES, find, is_scheme
 from fastrack._util.regular_file import open_regular
 from fastrack._util.rights import new_own_file, open_own
 from fastrack.errors import FormatError, ProviderError, UnknownKeyError
@@ -316,11 +316,6 @@ def open_wrapper(uri: str) -> KeyWrapper:
         schemes = ", ".join(filter(is_scheme, KEY_SOURCES))
         raise ValueError(f"expected a URI that begins with one of {schemes} and a colon, got another text")
     return _wrapper_class(scheme).from_uri(uri)
-
-
-def is_scheme(name: str) -> bool:
-    """Return whether a name is the scheme of a wrapper, and so its provider in wrapped key files."""
-    return name in KEY_SOURCES and not name.startswith(".")
 
 
 def open_source(text: str) -> WrappedKey:

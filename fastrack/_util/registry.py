@@ -21,6 +21,9 @@ METHODS: dict[str, str] = {}
 """Methods of sealed tensors, each with the function that implements it."""
 
 
+WRAPPED: dict[str, str] = {}
+"""Functions of wrapped keys: "load" reads a file, "id" the id of its key, and "source" opens ``URI#PATH``."""
+
 REMOTE: dict[str, str] = {}
 """Functions of files on servers: "open" opens one as a storage, and "new" begins one."""
 
@@ -30,6 +33,14 @@ def module_of(place: str) -> str:
     return f"fastrack.{place.partition(':')[0]}"
 
 
+def is_scheme(name: str) -> bool:
+    """Return whether a name is the scheme of a wrapper, and so its provider in wrapped key files."""
+    return name in KEY_SOURCES and not name.startswith(".")
+
+
 def find(place: str) -> Any:
     """Import the object that a value of a table names."""
-    return getattr(import_module(module_of(place)), place.partition(":")[2])
+    found: Any = import_module(module_of(place))
+    for name in place.partition(":")[2].split("."):
+        found = getattr(found, name)
+    return found
