@@ -161,10 +161,8 @@ def _gates(path: Path) -> Iterator[str]:
     """Yield the names of functions of a file that give a document to the gate."""
     if "admit(" in path.read_text(encoding="utf-8"):
         for node in ast.walk(_parsed(path)):
-            calls = (each for each in ast.walk(node) if isinstance(each, ast.Call))
-            if isinstance(node, ast.FunctionDef) and {"admit", "gate.admit"} & {
-                ast.unparse(each.func) for each in calls
-            }:
+            called = {ast.unparse(each.func) for each in ast.walk(node) if isinstance(each, ast.Call)}
+            if isinstance(node, ast.FunctionDef) and called & {"admit", "gate.admit"}:
                 yield node.name
 
 

@@ -47,7 +47,7 @@ class Storage(Protocol):
 
     @property
     def is_remote(self) -> bool:
-        """Whether this is a `RemoteStorage`."""
+        """Tell whether this is a `RemoteStorage`."""
         ...
 
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> int:
