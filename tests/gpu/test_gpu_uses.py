@@ -1,4 +1,4 @@
-"""What users do with a GPU, by torch: loaders, files, models, checkpoints and vaults. ``--gpu cpu`` tries the tests."""
+"""Loaders, files, models, checkpoints and vaults on a GPU, by torch. ``--gpu cpu`` tries the tests."""
 
 import copy
 
