@@ -212,12 +212,12 @@ $(INTEGRATIONS:%=integrations-%): integrations-%: .venv-%/.installed $(NATIVE)
 
 # With the torch of the other tests, which may be its CPU build here as well. PyPI's torchvision cannot be imported beside
 # that, nor can what imports torchvision. What lacks a library of the system is looked at again next time.
-$(patsubst %,.venv-%/.installed,$(filter-out flare,$(INTEGRATIONS))): .venv-%/.installed: pyproject.toml requirements.txt
+$(patsubst %,.venv-%/.installed,$(filter-out flare,$(INTEGRATIONS))): .venv-%/.installed: pyproject.toml bench/pyproject.toml requirements.txt
 	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python -m pip install --quiet --upgrade "pip>=25.1" $(BACKEND)
 	grep -o '^torch==[0-9.]*' requirements.txt > .venv-$*/constraints.txt
 	FASTRACK_WHEEL=pure .venv-$*/bin/python -m pip install --quiet --no-build-isolation --constraint .venv-$*/constraints.txt \
-		--editable '.[$($*_EXTRAS)]' --group $*
+		--editable '.[$($*_EXTRAS)]' --editable ./bench --group $*
 	test $* != trainers || .venv-$*/bin/python -c 'import torchvision' 2>.venv-$*/torchvision.txt || { \
 		echo "torchvision is of another build than torch, see .venv-$*/torchvision.txt. Its recipes will be skipped"; \
 		.venv-$*/bin/python -m pip uninstall --quiet --yes torchvision; }
@@ -458,11 +458,11 @@ $(DEMO_STAMP): pyproject.toml hatch_build.py requirements.txt .ci/demo.txt
 	@touch $@
 
 # What is developed and tested with, ziglang left out.
-$(STAMP): $(DEMO_STAMP)
+$(STAMP): $(DEMO_STAMP) bench/pyproject.toml
 	@echo "Installing what is developed and tested with, in $(VENV): 0.4 GB to download, 1.3 GB on disk"
 	@sed '/^ziglang==/,/[^\\]$$/d' requirements.txt > $(VENV)/requirements.txt
 	$(BIN)/$(PIP_LOCKED) --requirement $(VENV)/requirements.txt
-	@FASTRACK_WHEEL=pure $(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[torch,demo,jit]" --group dev
+	@FASTRACK_WHEEL=pure $(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[torch,demo,jit]" --editable ./bench --group dev
 	@touch $@
 
 # Apart, as it is large: .venv of a machine with a C compiler does without.
@@ -474,10 +474,10 @@ $(ZIGLANG)/.installed: requirements.txt
 	touch $@
 
 # Apart, because packages that nothing else needs come with them, and versions that the others would not choose.
-$(PEERS)/.installed: pyproject.toml bench/peers/constraints.txt
+$(PEERS)/.installed: pyproject.toml bench/pyproject.toml bench/peers/constraints.txt
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --upgrade "pip>=25.1" $(BACKEND)
-	FASTRACK_WHEEL=pure $(PEERS)/bin/python -m pip install --quiet --no-build-isolation --constraint bench/peers/constraints.txt --editable ".[bench]"
+	FASTRACK_WHEEL=pure $(PEERS)/bin/python -m pip install --quiet --no-build-isolation --constraint bench/peers/constraints.txt --editable ".[bench]" --editable ./bench
 	touch $@
 
 # Apart, as nothing that is tested or built needs them.

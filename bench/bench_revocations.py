@@ -3,7 +3,7 @@
 ``python -m bench.bench_revocations [--kills 400] [--rounds 11] [--folder DIR] [--json FILE]``; some eight minutes.
 
 Kills: processes train from the last sealed checkpoint, each until SIGKILL ends it, at exponential times. What is lost
-is measured beside `fastrack._bench.revocations`, with the saves, restarts and steps of the same run, at the best
+is measured beside `fastrack_bench.revocations`, with the saves, restarts and steps of the same run, at the best
 interval and at half and twice of it. The weights at the end are those of a run without interruption, bit for bit.
 
 SIGTERM: a loop with `fastrack.PreemptionNotice` gets the signal and saves 256 MiB: sealed, and plain by ``torch.save``
@@ -32,7 +32,7 @@ import torch
 
 import fastrack
 from bench.machine import read_machine
-from fastrack._bench.revocations import Revocations
+from fastrack_bench.revocations import Revocations
 
 KEY = fastrack.Key.generate()
 STEP = 0.002  # seconds of a step, at least

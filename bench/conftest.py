@@ -12,7 +12,12 @@ from fastrack import Channel, Key, seal
 
 MIB = 1 << 20
 
-collect_ignore = ["bench_kv.py", "bench_strangers.py", "bench_vllm.py"]  # scripts, which take more than the others
+collect_ignore = [
+    "bench_kv.py",
+    "bench_revocations.py",
+    "bench_strangers.py",
+    "bench_vllm.py",
+]  # scripts, which take more than the others
 
 
 def import_private(*names):

@@ -9,9 +9,9 @@ from itertools import groupby
 from pathlib import Path
 from statistics import median
 
-from fastrack._bench.prediction.profiles import parse_profile
-from fastrack._bench.prediction.validation import CLASSES, REFUSED, leave_out, leave_out_rows, reach_past
 from fastrack._util.shown import format_size
+from fastrack_bench.prediction.profiles import parse_profile
+from fastrack_bench.prediction.validation import CLASSES, REFUSED, leave_out, leave_out_rows, reach_past
 
 ROOT = Path(__file__).parents[1]
 MIB = 2**20

@@ -28,8 +28,7 @@ from fastrack._cli.commands.verify import verify
 from fastrack._cli.commands.warmup import warmup
 from fastrack._cli.errors import Terminated, handle_errors
 from fastrack._cli.help import TOPICS, help_
-from fastrack._cli.plans import app as plan_app
-from fastrack._cli.program import Command, Program
+from fastrack._cli.program import Command, ExtendedCommand, Program
 from fastrack._cli.tours.app import app as tour_app
 from fastrack._version import __version__
 
@@ -83,6 +82,10 @@ def _options(
     """Move sealed tensors from their owner to a device, without plaintext on the way."""
 
 
+def plan() -> None:
+    """Predict what transfers, epochs, checkpoints and loading will take."""
+
+
 _COMMANDS: dict[str, dict[Callable[..., None], str]] = {  # by topic, each with what it does in a line of 80 columns
     "Every day": {
         keygen: "Make a key, or a key pair, that only you may read.",
@@ -106,17 +109,18 @@ _COMMANDS: dict[str, dict[Callable[..., None], str]] = {  # by topic, each with 
         warmup: "Load the kernels on the GPU of this machine.",
         bench: "Measure the steps from the bounce path to fastrack.",
         demo: "Seal, open, train, refuse a forgery, and measure speeds.",
+        plan: "Predict what transfers, epochs and checkpoints take.",
     },
 }
 for _panel, _members in _COMMANDS.items():
     for _command, _text in _members.items():
         _name = _command.__name__.removesuffix("_")
-        app.command(_name, cls=Command, short_help=_text, rich_help_panel=_panel)(handle_errors(_command))
+        _cls = ExtendedCommand if _command in {bench, plan} else Command
+        app.command(_name, cls=_cls, short_help=_text, rich_help_panel=_panel)(handle_errors(_command))
 
 attest_app.command()(handle_errors(collateral.fetch))
 attest_app.command()(handle_errors(collateral.policy))
 for _name, _group, _text in (
-    ("plan", plan_app, "Predict what transfers, epochs and checkpoints take."),
     ("attest", attest_app, "Give keys to a machine that proves what it is, by files."),
     ("broker", broker_app, "Grant keys to such machines, over HTTPS."),
     ("tour", tour_app, "Train one model on the data of several holders in turn."),

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fastrack._cli.console import print_lines
-from fastrack._cli.program import describe, lay_out, missing_command
+from fastrack._cli.program import describe, lay_out, missing_command, whole
 from fastrack._cli.run import RULE
 
 TOPICS = {
@@ -116,5 +116,5 @@ def help_(
             if near and command is program:
                 raise typer.BadParameter(f"no topic {word!r:.60}: did you mean `fastrack help {near[0]}`?")
             raise typer.BadParameter(missing_command(word, list(members), path))
-        command, path = members[word], f"{path} {word}"
+        command, path = whole(members[word]), f"{path} {word}"
     print_lines([describe(command, path)])

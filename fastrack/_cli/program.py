@@ -6,14 +6,16 @@ import re
 import shutil
 import sys
 import textwrap
+from itertools import pairwise
 from typing import Any
 
 import typer
 from typer.completion import get_completion_inspect_parameters
 from typer.core import TyperCommand, TyperGroup
 
+from fastrack._cli import extension
 from fastrack._cli.console import print_error
-from fastrack._cli.errors import error_document, message_of
+from fastrack._cli.errors import error_document, handle_errors, message_of
 from fastrack._util.key_text import has_key
 from fastrack._util.shown import HIDDEN
 
@@ -89,6 +91,40 @@ class Command(TyperCommand):
         formatter.write(describe(self, ctx.command_path))
 
 
+class ExtendedCommand(Command):
+    """A command that `fastrack-bench` has with more options, or has alone."""
+
+    @property
+    def added(self) -> list[str]:
+        """The options that it has there. Where there are none the whole command is there."""
+        return extension.COMMANDS[str(self.name)].split()
+
+    def whole(self) -> Any:
+        """Return the command as the distribution has it. Raise an error if that has it alone, and is not installed."""
+        if self.added and not extension.is_installed():
+            return self
+        app = extension.load(str(self.name))
+        for registered in app.registered_commands:
+            registered.cls = Command
+        return typer.main.get_command(app)
+
+    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Begin the command. The distribution is loaded for what it has alone, for help, and for completion."""
+        words = {word.partition("=")[0] for word in args}
+        is_asked, is_completed = not self.added or not words.isdisjoint(self.added), extra.get("resilient_parsing")
+        if is_asked and not is_completed:
+            as_json = ("--json", "-") in pairwise(args) if self.added else "--json" in args
+            handle_errors(lambda **_: extension.require())(as_json=as_json)
+        if (is_asked or is_completed or not words.isdisjoint({"--help", "-h"})) and extension.is_installed():
+            return self.whole().make_context(info_name, args, parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+def whole(command: Any) -> Any:
+    """Return a command with all its options that are installed."""
+    return command.whole() if isinstance(command, ExtendedCommand) else command
+
+
 class Program(TyperGroup):
     """A program, or one of its groups of commands."""
 
@@ -150,6 +186,8 @@ def _describe_all(program: Any) -> str:
     # One line of 24, as the commands take the others, and no heading over the first topic.
     lines, topic = ["Usage: fastrack [--version | --help] COMMAND ..., to move sealed tensors"], "Every day"
     for name, member in program.commands.items():
+        if not getattr(member, "added", True) and not extension.is_installed():
+            continue
         lines += [] if member.rich_help_panel == topic else [f"{member.rich_help_panel}:"]
         topic = member.rich_help_panel
         lines.append(f"  {name}  {member.short_help}")
@@ -266,7 +304,8 @@ def _has_flag(error: Any, name: str) -> bool:
 
 def _options_of(command: Any) -> list[str]:
     options = (param for param in command.params if param.param_type_name == "option")
-    return ["--help", "-h", *(name for param in options for name in (*param.opts, *param.secondary_opts))]
+    names = (name for param in options for name in (*param.opts, *param.secondary_opts))
+    return ["--help", "-h", *names, *getattr(command, "added", ())]
 
 
 def _missing_option(name: str, command: Any, path: str) -> str:

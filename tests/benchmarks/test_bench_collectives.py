@@ -16,14 +16,17 @@ from test_results import SCHEMA
 from typer.testing import CliRunner
 
 from fastrack import Key
-from fastrack._bench import models
-from fastrack._bench.collectives import ALONE, GLOO, NAIVE, PLAIN, SEALED, STEPS, Collective
-from fastrack._bench.models import SPECS, ResNetSpec, TransformerSpec
-from fastrack._bench.plots import draw_collectives
-from fastrack._bench.ring import CopyEngine, NaiveRing
 from fastrack._cli.app import app
-from fastrack._cli.commands.collectives import show_times
 from fastrack._cli.measurements import narrow_console
+
+pytest.importorskip("fastrack_bench")
+
+from fastrack_bench import models
+from fastrack_bench.charts import draw_collectives
+from fastrack_bench.cli.collectives import show_times
+from fastrack_bench.collectives import ALONE, GLOO, NAIVE, PLAIN, SEALED, STEPS, Collective
+from fastrack_bench.models import SPECS, ResNetSpec, TransformerSpec
+from fastrack_bench.ring import CopyEngine, NaiveRing
 
 WAYS = (GLOO, PLAIN, NAIVE, SEALED)
 TINY = (ResNetSpec("a ResNet", 2, 1, (4, 8)), TransformerSpec("a decoder", 1, 8, 1, 16, 2, 50, 16))
@@ -170,7 +173,7 @@ def test_options_that_do_not_go_together_are_refused(run):
 
 
 def test_without_torch_the_command_says_what_to_install(run, monkeypatch):
-    monkeypatch.setattr("fastrack._cli.commands.collectives.find_spec", lambda _: None)
+    monkeypatch.setattr("fastrack_bench.cli.collectives.find_spec", lambda _: None)
     done = run("bench --collectives")
     assert (done.exit_code, done.stderr) == (1, "error: torch is not installed: pip install 'fastrack-io[torch]'\n")
 

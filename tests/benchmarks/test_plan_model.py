@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 from helpers.profiles import CACHES, GRID, MACHINE, MIB, STAGES, document, line, points, profile
 
-from fastrack._bench import toll
-from fastrack._bench.prediction import jobs as plan
-from fastrack._bench.prediction.curves import Curve, Estimate, OutOfReachError
-from fastrack._bench.prediction.profiles import Point, Profile, Stage, parse_profile
-from fastrack._bench.prediction.sources import UNVALIDATED, Measured, Published, by_machine
-from fastrack._bench.prediction.traces import parse_trace
-from fastrack._bench.prediction.validation import leave_out, leave_out_rows, predict_later, reach_past
-from fastrack._bench.revocations import Revocations
+pytest.importorskip("fastrack_bench")
+
+from fastrack_bench import toll
+from fastrack_bench.prediction import jobs as plan
+from fastrack_bench.prediction.curves import Curve, Estimate, OutOfReachError
+from fastrack_bench.prediction.profiles import Point, Profile, Stage, parse_profile
+from fastrack_bench.prediction.sources import UNVALIDATED, Measured, Published, by_machine
+from fastrack_bench.prediction.traces import parse_trace
+from fastrack_bench.prediction.validation import leave_out, leave_out_rows, predict_later, reach_past
+from fastrack_bench.revocations import Revocations
 
 RESULTS = Path(__file__).parents[2] / "bench/results"
 STAGE = Stage("to_device", 2)

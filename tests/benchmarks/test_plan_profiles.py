@@ -14,12 +14,15 @@ import numpy as np
 import pytest
 from helpers.profiles import CACHES, GRID, STAGES, document
 
-from fastrack._bench.prediction import gather
-from fastrack._bench.prediction.profiles import Row, Stage, lower_quartile, parse_profile, read_profile, read_profiles
-from fastrack._bench.prediction.traces import read_trace
-from fastrack._bench.prediction.validation import leave_out
 from fastrack._util.trace import trace
 from fastrack.errors import FormatError
+
+pytest.importorskip("fastrack_bench")
+
+from fastrack_bench.prediction import gather
+from fastrack_bench.prediction.profiles import Row, Stage, lower_quartile, parse_profile, read_profile, read_profiles
+from fastrack_bench.prediction.traces import read_trace
+from fastrack_bench.prediction.validation import leave_out
 
 RESULTS = Path(__file__).parents[2] / "bench/results"
 GARBAGE = (None, True, -1, 0, 1e300, 1 << 60, "", "x" * 99, "\x1b[2J", [], {}, [None], {"a": 1}, "1.0")
@@ -241,7 +244,7 @@ def test_collectives_are_measured_with_all_their_runs(monkeypatch):
         ]
 
     module = SimpleNamespace(measure_collectives=measure)
-    monkeypatch.setitem(sys.modules, "fastrack._bench.collectives", module)
+    monkeypatch.setitem(sys.modules, "fastrack_bench.collectives", module)
     monkeypatch.setattr(gather, "find_spec", lambda _: True)
     rows = list(gather._collectives((2, 3), 1 << 20, 3, lambda _: None))
     assert {len(row.seconds) for row in rows} == {12}

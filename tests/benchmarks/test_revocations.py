@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fastrack._bench.revocations import Revocations
+pytest.importorskip("fastrack_bench")
+
+from fastrack_bench.revocations import Revocations
 
 
 def test_the_intervals_of_young_and_of_daly():

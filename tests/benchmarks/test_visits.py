@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 from helpers.commands import invoke
 
-from fastrack._bench import holder, visits
-from fastrack._bench.holder import Load, open_links
 from fastrack._bench.measure import Times
-from fastrack._bench.visits import AGAIN, BOUNCE, SEALED, WAYS
 from fastrack.errors import AuthenticationError, FastrackError
+
+pytest.importorskip("fastrack_bench")
+
+from fastrack_bench import holder, visits
+from fastrack_bench.holder import Load, open_links
+from fastrack_bench.visits import AGAIN, BOUNCE, SEALED, WAYS
 
 SMALL = Load(60_000, 20_000)
 
@@ -65,7 +68,7 @@ def test_a_buffer_is_wiped_after_each_use_and_the_next_one_asked_for_before():
 
 @pytest.mark.parametrize(("broken", "way"), [("_Bounce", BOUNCE), ("_Sealed", SEALED)])
 def test_a_way_that_delivers_other_bytes_is_found(monkeypatch, broken, way):
-    monkeypatch.setattr(f"fastrack._bench.visits.{broken}.fill", lambda way, buffer: buffer.fill(0))
+    monkeypatch.setattr(f"fastrack_bench.visits.{broken}.fill", lambda way, buffer: buffer.fill(0))
     with pytest.raises(RuntimeError, match=f"'{way}' delivered other bytes"):
         visits.measure_visits(SMALL, [None], 1)
 

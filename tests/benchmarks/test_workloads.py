@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 from helpers.commands import invoke
 
-from fastrack._bench import workloads
 from fastrack._bench.endpoints import CpuEndpoint
 from fastrack._bench.measure import Times
-from fastrack._bench.workloads import BOUNCE, CASES, DIRECT, PLAIN, WAYS, Case, compute_seconds
-from fastrack._cli import workloads as command
+
+pytest.importorskip("fastrack_bench")
+
 from fastrack.errors import FormatError
+from fastrack_bench import workloads
+from fastrack_bench.cli import workloads as command
+from fastrack_bench.workloads import BOUNCE, CASES, DIRECT, PLAIN, WAYS, Case, compute_seconds
 
 SMALL = (Case("GPT-2", "inference", 1), Case("GPT-2", "training", 8))
 
@@ -139,7 +142,7 @@ def test_operations_are_those_that_torch_counts():
     pytest.importorskip("transformers", minversion="5")
     from torch.utils.flop_counter import FlopCounterMode
 
-    from fastrack._bench import compute, toll
+    from fastrack_bench import compute, toll
 
     for name in workloads.MODELS:
         case = Case(name, "inference", 1)

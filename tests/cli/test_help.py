@@ -10,13 +10,14 @@ from helpers.cases import each
 
 from fastrack._cli.app import app
 from fastrack._cli.help import ALIASES, TOPICS
+from fastrack._cli.program import whole
 
 
 def commands():
     """Yield the words of each command."""
     for name, command in typer.main.get_command(app).commands.items():
         yield name
-        yield from (f"{name} {member}" for member in getattr(command, "commands", ()))
+        yield from (f"{name} {member}" for member in getattr(whole(command), "commands", ()))
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])

@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 from helpers.profiles import GRID, STAGES, document
 
-from fastrack._bench.prediction import gather
-from fastrack._bench.prediction.profiles import Row, Stage
-from fastrack._bench.prediction.sources import UNVALIDATED
 from fastrack._cli import machine
 from fastrack._files.writer import save_file
 from fastrack._keys.keys import Key
+
+pytest.importorskip("fastrack_bench")
+
+from fastrack_bench.prediction import gather
+from fastrack_bench.prediction.profiles import Row, Stage
+from fastrack_bench.prediction.sources import UNVALIDATED
 
 PROFILE = "--profile machine.json"
 

@@ -106,9 +106,10 @@ FAILING = {
 def every_command():
     """Return the commands by their words."""
     from fastrack._cli.app import app
+    from fastrack._cli.program import whole
 
     def leaves(command, *names):
-        members = getattr(command, "commands", {})
+        members = getattr(whole(command), "commands", {})
         found = {leaf: each for name in members for leaf, each in leaves(members[name], *names, name).items()}
         return found or {" ".join(names): command}
 

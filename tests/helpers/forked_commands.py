@@ -14,10 +14,13 @@ import pytest
 
 from fastrack import attest
 from fastrack._bench import runner
-from fastrack._bench.prediction import gather
-from fastrack._bench.prediction.profiles import Row, Stage
 from fastrack._cli import app, main  # noqa: F401 - once for all forks
 from fastrack._cli.tours.run import _Config
+
+pytest.importorskip("fastrack_bench")
+
+from fastrack_bench.prediction import gather
+from fastrack_bench.prediction.profiles import Row, Stage
 from helpers.commands import invoke
 from helpers.every_command import machine
 from helpers.foundry.machine import Machine

@@ -2,7 +2,11 @@
 
 import random
 
-from fastrack._bench.prediction.profiles import Machine, Point, Profile, Stage
+import pytest
+
+pytest.importorskip("fastrack_bench")
+
+from fastrack_bench.prediction.profiles import Machine, Point, Profile, Stage
 
 MIB = 1 << 20
 CACHES = (32 << 10, 1 << 20, 32 << 20)

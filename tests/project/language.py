@@ -18,12 +18,13 @@ NO_VERB = re.compile(
     r"same|several|some|such|that|the|their|these|they|this|those|to|what|when|where|whether|which|who|whose|why|with)\b",
     re.IGNORECASE,
 )
+PACKAGES = ("fastrack", "bench/fastrack_bench")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def sources(*folders):
-    """Return the Python files below these folders of the project, the package by default."""
-    return sorted(path for folder in folders or ["fastrack"] for path in (ROOT / folder).rglob("*.py"))
+    """Return the Python files below these folders of the project, the packages by default."""
+    return sorted(path for folder in folders or PACKAGES for path in (ROOT / folder).rglob("*.py"))
 
 
 def having(pattern, *folders):
@@ -75,7 +76,7 @@ def is_function(node):
 def without_verb():
     """List the function docstrings that do not begin with a verb in the imperative."""
     options = ["--isolated", "--no-cache", "--select", "D401", "--output-format", "json"]
-    options += ["--config", 'lint.pydocstyle.convention="numpy"', str(ROOT / "fastrack")]
+    options += ["--config", 'lint.pydocstyle.convention="numpy"', *(str(ROOT / folder) for folder in PACKAGES)]
     done = subprocess.run(
         [sys.executable, "-m", "ruff", "check", *options], capture_output=True, text=True, check=False
     )

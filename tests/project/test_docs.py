@@ -199,6 +199,7 @@ def test_the_command_line_page_has_the_commands_and_their_options_and_no_others(
     import typer
 
     from fastrack._cli.app import app
+    from fastrack._cli.program import whole
 
     page = {
         name: (
@@ -209,8 +210,9 @@ def test_the_command_line_page_has_the_commands_and_their_options_and_no_others(
     }
     known = {}
     for name, command in typer.main.get_command(app).commands.items():
-        options = [found.opts[0] for found in command.params if found.param_type_name == "option"]
-        taken = [found.metavar for found in command.params if found.param_type_name == "argument"]
+        params = whole(command).params
+        options = [found.opts[0] for found in params if found.param_type_name == "option"]
+        taken = [found.metavar for found in params if found.param_type_name == "argument"]
         known[name] = (options, ["".join(f" {word}" for word in taken)])
     assert page == known
     assert list(page) == list(known)

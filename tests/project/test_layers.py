@@ -21,6 +21,7 @@ TURNED = [
     ("attest/_exchange.py", "from fastrack._sets.manifest import Manifest"),
     ("attest/_formats/x509.py", "from fastrack._sealed.tensor import SealedTensor"),
     ("errors.py", "from fastrack._util import fork"),
+    ("_cli/measurements.py", "from fastrack_bench import toll"),
 ]
 
 
@@ -37,6 +38,7 @@ def check(folder):
 @pytest.fixture
 def folder(tmp_path):
     copy_tree(ROOT / "fastrack", tmp_path / "fastrack")
+    copy_tree(ROOT / "bench/fastrack_bench", tmp_path / "fastrack_bench")
     return tmp_path
 
 
@@ -69,7 +71,10 @@ def test_the_package_has_few_files_and_its_packages():
 
 def needs_of(folder):
     """Return the modules that each module names: imported late, for types alone, and by texts too."""
-    paths = {path.relative_to(folder).with_suffix("").parts: path for path in (folder / "fastrack").rglob("*.py")}
+    tops = "fastrack", "fastrack_bench"
+    paths = {
+        path.relative_to(folder).with_suffix("").parts: path for top in tops for path in (folder / top).rglob("*.py")
+    }
     files = {".".join(parts).removesuffix(".__init__"): path for parts, path in paths.items()}
 
     def home(name):
@@ -81,7 +86,7 @@ def needs_of(folder):
     for name, path in files.items():
         stub = path.with_suffix(".pyi")
         found = named(path.read_text() + (stub.read_text() if stub.exists() else ""))
-        needs[name] = {home(each) for each in found if each.startswith("fastrack.") or each == "fastrack"} - {name}
+        needs[name] = {home(each) for each in found if each.partition(".")[0] in tops} - {name}
     return needs
 
 

@@ -9,6 +9,7 @@ import pytest
 import typer
 
 from fastrack._cli.app import app
+from fastrack._cli.program import whole
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -43,7 +44,7 @@ def options_of(words):
     while words and hasattr(group, "commands"):
         if words[0].startswith("-"):
             break
-        group = group.commands.get(words.pop(0))
+        group = whole(group.commands.get(words.pop(0)))
     if group is None:
         return None
     return {"--help", "-h"} | {

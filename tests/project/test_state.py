@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/dev/state.md"
+PACKAGES = ROOT / "fastrack", ROOT / "bench/fastrack_bench"
 # Calls that make what changes: a container that is filled later, a lock, a variable of a context.
 MAKERS = {"ContextVar", "Lock", "OrderedDict", "RLock", "WeakKeyDictionary", "WeakSet", "WeakValueDictionary"}
 MAKERS |= {"defaultdict", "deque", "local", "set"}
@@ -59,9 +60,16 @@ def state_of(text):
     return {"starts over": resets, "is kept": variables, "is cached": caches}
 
 
-def found_in(package):
+def place_of(path):
+    """Return how a module is named: below `fastrack`, or by its own package."""
+    found = path.relative_to(ROOT).with_suffix("").as_posix()
+    return found.removeprefix("fastrack/").removeprefix("bench/")
+
+
+def found_in(*packages):
     return {
-        (kind, f"{path.relative_to(package).with_suffix('').as_posix()}:{name}")
+        (kind, f"{place_of(path)}:{name}")
+        for package in packages
         for path in package.rglob("*.py")
         for kind, names in state_of(path.read_text(encoding="utf-8")).items()
         for name in names
@@ -81,7 +89,7 @@ def listed():
 
 @pytest.mark.slow
 def test_all_that_a_process_holds_is_listed():
-    found, known = found_in(ROOT / "fastrack"), listed()
+    found, known = found_in(*PACKAGES), listed()
     assert found - known == set(), f"a line of {PAGE.name} is missing"
     assert known - found == set(), f"{PAGE.name} lists what there is no more"
 
@@ -115,8 +123,6 @@ ONE_CALL = "of one call, in which nothing forks"
 MEASURED = "of a measurement, in which nothing forks"
 NOT_RENEWED = {
     "_bench/paths:_Path._device": MEASURED,
-    "_bench/prediction/curves:Curve._ratios": MEASURED,
-    "_bench/ring:NaiveRing._thread": MEASURED,
     "_devices/cuda/buffers:CudaStagingBuffer.issued": NO_GPU,
     "_devices/cuda/buffers:MessageStatePool._lock": NO_GPU,
     "_devices/cuda/link:Link._lock": NO_GPU,
@@ -130,6 +136,8 @@ NOT_RENEWED = {
     "_transfer/prefetch:PrefetchLoader._pool": "a child has none",
     "attest/_fetch/client:outcome": ONE_CALL,
     "distributed/_group:SecureGroup._thread": "a child may make no call of its parent's group",
+    "fastrack_bench/prediction/curves:Curve._ratios": MEASURED,
+    "fastrack_bench/ring:NaiveRing._thread": MEASURED,
 }
 
 
@@ -191,13 +199,10 @@ def locks_of(text):
 
 @pytest.mark.slow
 def test_each_lock_is_made_anew_in_a_forked_child():
-    package, names = ROOT / "fastrack", re.compile("|".join(name for names in LOCKS.values() for name in names))
-    texts = {path: path.read_text(encoding="utf-8") for path in package.rglob("*.py")}
+    names = re.compile("|".join(name for names in LOCKS.values() for name in names))
+    texts = {path: path.read_text(encoding="utf-8") for package in PACKAGES for path in package.rglob("*.py")}
     found = {
-        f"{path.relative_to(package).with_suffix('').as_posix()}:{name}"
-        for path, text in texts.items()
-        if names.search(text)
-        for name in locks_of(text)
+        f"{place_of(path)}:{name}" for path, text in texts.items() if names.search(text) for name in locks_of(text)
     }
     assert found - NOT_RENEWED.keys() == set(), "use per_process, or renew it in reset_after_fork"
     assert NOT_RENEWED.keys() - found == set()

@@ -20,77 +20,38 @@ if TYPE_CHECKING:
     from fastrack._bench.runner import Measured
 
 SIZES = (0.0625, 1.0, 16.0, 256.0, 1024.0)
-Wide = Annotated[bool, typer.Option("--wide", help="Print all columns, in lines of 130 characters.")]
 _LARGEST = 2047  # MiB: a chain is one call of OpenSSL, which takes less than 2 GiB
+Size = Annotated[
+    list[float] | None,
+    typer.Option(metavar="MIB", min=1 / 1024, max=_LARGEST, help="Size of a tensor in MiB; may be repeated."),
+]
+KeyBits = Annotated[Bits, typer.Option(help="Size of the AES keys.")]
+Rounds = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Rounds of tensors above 16 MiB; smaller ones take more.")
+]
+Device = Annotated[str, typer.Option(metavar="NAME", help="The device: cpu, or cuda:N.")]
+Picture = Annotated[Path | None, typer.Option(metavar="PATH", help="Save a bar chart here, such as a .png.")]
+Timeline = Annotated[
+    Path | None, typer.Option(metavar="PATH", help="Save a trace of one transfer of each kind here, for Perfetto.")
+]
+Results = Annotated[
+    Path | None, typer.Option("--json", metavar="PATH", help="Write all results here as JSON; - is stdout.")
+]
+Wide = Annotated[bool, typer.Option("--wide", help="Print all columns, in lines of 130 characters.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")]
 
 
 def bench(
     *,
-    size: Annotated[
-        list[float] | None,
-        typer.Option(
-            metavar="MIB",
-            min=1 / 1024,
-            max=_LARGEST,
-            show_default="0.0625, 1, 16, 256, 1024; with --collectives 1, 5, 25, 100",
-            help="Size of a tensor in MiB; may be repeated.",
-        ),
-    ] = None,
-    bits: Annotated[Bits, typer.Option(help="Size of the AES keys.")] = "256",
-    repeat: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Rounds of tensors above 16 MiB; smaller ones take more.")
-    ] = 9,
-    collectives: Annotated[
-        bool, typer.Option("--collectives", help="Measure sealed collectives and training in their place.")
-    ] = False,
-    ranks: Annotated[
-        list[int] | None,
-        typer.Option(
-            metavar="N",
-            min=2,
-            max=16,
-            show_default="2, 3, 4",
-            help="With --collectives or --toll, the number of ranks; may be repeated.",
-        ),
-    ] = None,
-    toll: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Model what confidential GPUs charge instead: all, exchange, set-up, host, fitted, calls, contexts or"
-            " reports.",
-        ),
-    ] = None,
-    workloads: Annotated[
-        bool, typer.Option("--workloads", help="Measure requests and training steps of known models in their place.")
-    ] = False,
-    compute: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="With --workloads, model the compute as that of a GPU: h100."),
-    ] = None,
-    visits: Annotated[
-        bool, typer.Option("--visits", help="Measure all data of a holder through buffers of several sizes instead.")
-    ] = False,
-    bucket_cap: Annotated[
-        list[float] | None,
-        typer.Option(
-            "--bucket-cap-mb",
-            metavar="MIB",
-            min=0.001,
-            show_default="25, 100, 250, 1000",
-            help="With --toll, the size of DDP's buckets; 25 is its default, whose first has 1 MiB; may be repeated.",
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option(metavar="NAME", help="The device: cpu, or cuda:N.")] = "cpu",
-    picture: Annotated[Path | None, typer.Option(metavar="PATH", help="Save a bar chart here, such as a .png.")] = None,
-    timeline: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Save a trace of one transfer of each kind here, for Perfetto.")
-    ] = None,
-    as_json: Annotated[
-        Path | None, typer.Option("--json", metavar="PATH", help="Write all results here as JSON; - is stdout.")
-    ] = None,
+    size: Size = None,
+    bits: KeyBits = "256",
+    repeat: Rounds = 9,
+    device: Device = "cpu",
+    picture: Picture = None,
+    timeline: Timeline = None,
+    as_json: Results = None,
     wide: Wide = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Measure the steps from the bounce path to fastrack, in both directions. The machine should be idle."""
     from fastrack._bench.runner import trace_transfers
@@ -98,32 +59,7 @@ def bench(
     from fastrack._devices import canonical
 
     device = canonical(device)
-    _check_options(collectives or toll is not None, ranks, device, timeline)
-    _check_toll(toll, bucket_cap, collectives, picture)
-    _check_workloads(workloads, compute, size, timeline, collectives or toll is not None)
-    _check_visits(visits, device, size, timeline, workloads or collectives or toll is not None)
-    _check_targets(picture, timeline, as_json)
-    if visits:
-        from fastrack._cli.visits import bench_visits
-
-        bench_visits(int(bits), repeat, picture=picture, as_json=as_json, quiet=quiet)
-        return
-    if workloads:
-        from fastrack._cli.workloads import bench_workloads
-
-        bench_workloads(compute, device, int(bits), repeat, picture=picture, as_json=as_json, quiet=quiet)
-        return
-    if toll is not None:
-        from fastrack._cli.tolls import bench_toll
-
-        bench_toll(toll, size, ranks, bucket_cap, as_json=as_json, quiet=quiet)
-        return
-    if collectives:
-        from fastrack._cli.commands.collectives import bench_collectives
-
-        shown = {"wide": wide, "quiet": quiet}
-        bench_collectives(ranks, size, bits=int(bits), repeat=repeat, picture=picture, as_json=as_json, **shown)
-        return
+    check_targets(picture, timeline, as_json)
     rows = measure(size or SIZES, device=device, bits=int(bits), repeat=repeat)
     settings = {"device": device, "bits": int(bits), "repeat": repeat, "sizes_mib": list(size or SIZES)}
     write_results(as_json, "ablation", rows, device, settings, notes(device))
@@ -142,43 +78,7 @@ def bench(
     show_paths(console, Picture=picture, Timeline=timeline, JSON=as_json)
 
 
-def _check_options(is_other: bool, ranks: Sequence[int] | None, device: str, timeline: Path | None) -> None:
-    """Refuse options that do not go with each other. `is_other`: something else than transfers is measured."""
-    if ranks and not is_other:
-        raise typer.BadParameter("it goes with --collectives or --toll; add one", param_hint="--ranks")
-    if is_other and (device != "cpu" or timeline is not None):
-        hint = "--timeline" if device == "cpu" else "--device"
-        raise typer.BadParameter("it does not go with --collectives or --toll; leave one out", param_hint=hint)
-
-
-def _check_toll(toll: str | None, caps: Sequence[float] | None, collectives: bool, picture: Path | None) -> None:
-    if toll is None and caps:
-        raise typer.BadParameter("it goes with --toll; add that", param_hint="--bucket-cap-mb")
-    if toll is not None and (collectives or picture is not None):
-        hint = "--collectives" if collectives else "--picture"
-        raise typer.BadParameter("it does not go with --toll; leave one of them out", param_hint=hint)
-
-
-def _check_workloads(
-    workloads: bool, compute: str | None, sizes: Sequence[float] | None, timeline: Path | None, is_other: bool
-) -> None:
-    if compute is not None and not workloads:
-        raise typer.BadParameter("it goes with --workloads; add that", param_hint="--compute")
-    if workloads and (is_other or sizes or timeline is not None):
-        hint = "--size" if sizes else "--timeline" if timeline is not None else "--collectives or --toll"
-        raise typer.BadParameter("it does not go with --workloads; leave one of them out", param_hint=hint)
-
-
-def _check_visits(
-    visits: bool, device: str, sizes: Sequence[float] | None, timeline: Path | None, is_other: bool
-) -> None:
-    if visits and (is_other or sizes or timeline is not None or device != "cpu"):
-        others = "--collectives, --toll or --workloads"
-        hint = others if is_other else "--size" if sizes else "--device" if device != "cpu" else "--timeline"
-        raise typer.BadParameter("it does not go with --visits; leave one of them out", param_hint=hint)
-
-
-def _check_targets(picture: Path | None, timeline: Path | None, as_json: Path | None) -> None:
+def check_targets(picture: Path | None, timeline: Path | None, as_json: Path | None) -> None:
     """Refuse files that cannot be written, before the measurement takes minutes."""
     if picture is not None:
         check_picture(picture)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
-from fastrack._bench import crossings, toll
 from fastrack._cli.console import STDOUT, new_table
 from fastrack._cli.measurements import narrow_console, show_paths, write_results
 from fastrack._util.shown import format_size
+from fastrack_bench import crossings, toll
 
 if TYPE_CHECKING:
-    from fastrack._bench.crossings import CallToll, LoadToll, Report
-    from fastrack._bench.toll import Figure, TrainingToll, TransferToll
+    from fastrack_bench.crossings import CallToll, LoadToll, Report
+    from fastrack_bench.toll import Figure, TrainingToll, TransferToll
 
     _Part = tuple[Sequence[Any], Callable[[Any, Console], None]]
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from fastrack._bench.plots import draw_visits
 from fastrack._cli.console import STDOUT, new_table, reporter
 from fastrack._cli.measurements import narrow_console, show_paths, write_results
+from fastrack_bench.charts import draw_visits
 
 if TYPE_CHECKING:
-    from fastrack._bench.visits import Published, Visit
+    from fastrack_bench.visits import Published, Visit
 
 NOTES = (
     """\
@@ -34,8 +34,8 @@ from the slides, which a loopback cannot show.""",
 
 def bench_visits(bits: int, repeat: int, *, picture: Path | None, as_json: Path | None, quiet: bool) -> None:
     """Measure, and write and print the results."""
-    from fastrack._bench import visits
-    from fastrack._bench.holder import Load
+    from fastrack_bench import visits
+    from fastrack_bench.holder import Load
 
     with reporter("measuring") as report:
         load = Load(visits.TOTAL, visits.PIECE, bits)

@@ -15,7 +15,8 @@ from fastrack._cli.files import check_target
 from fastrack._cli.machine import read_cpu
 from fastrack._cli.measurements import narrow_console, show_paths, write_results
 from fastrack._cli.options import Force, Json
-from fastrack._cli.plan_options import (
+from fastrack._cli.program import Program
+from fastrack_bench.cli.plan_options import (
     Compute,
     Dtype,
     Elements,
@@ -32,13 +33,13 @@ from fastrack._cli.plan_options import (
     seconds_of,
     sizes_of,
 )
-from fastrack._cli.plan_tables import LEGEND, show_plan, show_rows, show_schedules, show_summaries
+from fastrack_bench.cli.plan_tables import LEGEND, show_plan, show_rows, show_schedules, show_summaries
 
 if TYPE_CHECKING:
-    from fastrack._bench.prediction.jobs import Plan, Schedule
-    from fastrack._bench.prediction.profiles import Row
-    from fastrack._bench.prediction.sources import Source
-    from fastrack._bench.prediction.traces import Observed
+    from fastrack_bench.prediction.jobs import Plan, Schedule
+    from fastrack_bench.prediction.profiles import Row
+    from fastrack_bench.prediction.sources import Source
+    from fastrack_bench.prediction.traces import Observed
 
 _NOTES = (
     """\
@@ -53,7 +54,9 @@ _NO_DISK = """\
 load, from disk was not measured: the files were in memory (tmpfs), or this system forgets no file on request. Name a
 folder on a disk: --directory."""
 
-app = typer.Typer(no_args_is_help=True, help="Predict what transfers, epochs, checkpoints and loading will take.")
+app = typer.Typer(
+    cls=Program, add_completion=False, help="Predict what transfers, epochs, checkpoints and loading will take."
+)
 
 
 @app.command()
@@ -71,7 +74,7 @@ def measure(
     force: Force = False,
 ) -> None:
     """Measure the stages that the others predict from. It takes three minutes; the machine should be idle."""
-    from fastrack._bench.prediction import gather
+    from fastrack_bench.prediction import gather
 
     most = parse_size(largest, "--largest")
     check_target(target, force=force)
@@ -89,7 +92,7 @@ def measure(
 
 
 def _has_disk(rows: "Sequence[Row]") -> bool:
-    from fastrack._bench.prediction.profiles import LOAD_COLD
+    from fastrack_bench.prediction.profiles import LOAD_COLD
 
     return any(row.stage.name == LOAD_COLD for row in rows)
 
@@ -111,7 +114,7 @@ def transfer(
     as_json: Json = False,
 ) -> None:
     """Predict messages of one size, one after the other."""
-    from fastrack._bench.prediction.jobs import plan_transfer
+    from fastrack_bench.prediction.jobs import plan_transfer
 
     nbytes = bytes_of(size, elements, dtype)
     observed = None if trace is None else _observed(trace, stage)
@@ -143,8 +146,8 @@ def epoch(
     as_json: Json = False,
 ) -> None:
     """Predict an epoch of sealed samples, with the compute of each step."""
-    from fastrack._bench.prediction.jobs import Epoch, plan_epoch
-    from fastrack._bench.prediction.profiles import LOADER
+    from fastrack_bench.prediction.jobs import Epoch, plan_epoch
+    from fastrack_bench.prediction.profiles import LOADER
 
     if overlap is not None and trace is not None:
         raise typer.BadParameter("it goes without --trace, which shows it; leave one out", param_hint="--overlap")
@@ -181,7 +184,7 @@ def checkpoint(
     as_json: Json = False,
 ) -> None:
     """Predict a checkpoint, and tell how often to save on machines that are taken away."""
-    from fastrack._bench.prediction.jobs import plan_by_each, plan_checkpoint, schedules
+    from fastrack_bench.prediction.jobs import plan_by_each, plan_checkpoint, schedules
 
     nbytes = bytes_of(size, elements, dtype)
     mean, wait = (seconds_of(text, name) for text, name in ((mean_between, "--mean-between"), (restart, "--restart")))
@@ -219,8 +222,8 @@ def collective(
     as_json: Json = False,
 ) -> None:
     """Predict the all-reduce of gradients in buckets, beside a backward pass of --compute seconds."""
-    from fastrack._bench import toll
-    from fastrack._bench.prediction.jobs import plan_collective
+    from fastrack_bench import toll
+    from fastrack_bench.prediction.jobs import plan_collective
 
     if model is None:
         sizes = [bytes_of(size, elements, dtype)]
@@ -257,7 +260,7 @@ def load(
     as_json: Json = False,
 ) -> None:
     """Predict loading a model to the device: a file or a folder, or so many bytes in one file."""
-    from fastrack._bench.prediction.jobs import plan_load
+    from fastrack_bench.prediction.jobs import plan_load
 
     if model is not None and (size is not None or elements is not None):
         raise typer.BadParameter("it goes without MODEL, whose bytes are known; leave one out", param_hint="--size")
@@ -281,8 +284,8 @@ def validate(
     as_json: Json = False,
 ) -> None:
     """Leave out sizes that were measured, predict them, and print how far off that is."""
-    from fastrack._bench.prediction.profiles import read_profile, read_profiles
-    from fastrack._bench.prediction.validation import leave_out, leave_out_rows, predict_later, reach_past
+    from fastrack_bench.prediction.profiles import read_profile, read_profiles
+    from fastrack_bench.prediction.validation import leave_out, leave_out_rows, predict_later, reach_past
 
     read = read_profiles(profiles)
     groups = {}
@@ -320,14 +323,14 @@ def _predict(
     as_json: bool,
 ) -> None:
     """Predict a job by each machine, and print the plans."""
-    from fastrack._bench.prediction.jobs import plan_by_each
+    from fastrack_bench.prediction.jobs import plan_by_each
 
     sources = _sources(profiles, published, picture)
     _tell([plan_by_each(source, predict) for source in sources], sources, picture, as_json=as_json)
 
 
 def _observed(path: Path, operation: str) -> "Observed":
-    from fastrack._bench.prediction.traces import read_trace
+    from fastrack_bench.prediction.traces import read_trace
 
     found = read_trace(path)
     if operation not in found:
@@ -349,8 +352,8 @@ def _overlap(trace: Path, compute: float) -> float | None:
 def _sources(profiles: Sequence[Path] | None, published: Sequence[str] | None, picture: Path | None) -> "list[Source]":
     """Return the machines to plan for: of the profiles first, then by published figures."""
     from fastrack._bench.plots import check_picture
-    from fastrack._bench.prediction.profiles import read_profiles
-    from fastrack._bench.prediction.sources import Published, by_machine
+    from fastrack_bench.prediction.profiles import read_profiles
+    from fastrack_bench.prediction.sources import Published, by_machine
 
     if picture is not None:
         if not profiles:
@@ -378,8 +381,8 @@ def _tell(
     schedules: "Sequence[Sequence[Schedule]]" = (),
 ) -> None:
     """Print plans, or one document."""
-    from fastrack._bench.prediction.picture import draw_plan
-    from fastrack._bench.prediction.sources import Measured
+    from fastrack_bench.prediction.picture import draw_plan
+    from fastrack_bench.prediction.sources import Measured
 
     read = [profile for source in sources if isinstance(source, Measured) for profile in source.profiles]
     cpu = read_cpu()

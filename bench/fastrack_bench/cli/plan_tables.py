@@ -9,10 +9,10 @@ from rich.console import Console
 from fastrack._cli.console import new_table
 
 if TYPE_CHECKING:
-    from fastrack._bench.prediction.curves import Estimate
-    from fastrack._bench.prediction.jobs import Plan, Schedule
-    from fastrack._bench.prediction.profiles import Row
-    from fastrack._bench.prediction.validation import Summary
+    from fastrack_bench.prediction.curves import Estimate
+    from fastrack_bench.prediction.jobs import Plan, Schedule
+    from fastrack_bench.prediction.profiles import Row
+    from fastrack_bench.prediction.validation import Summary
 
 _UNITS = ((1e-3, 1e6, "us"), (1.0, 1e3, "ms"), (300.0, 1.0, "s"), (3 * 3600.0, 1 / 60, "min"))
 LEGEND = (
@@ -81,7 +81,7 @@ def show_schedules(schedules: "Sequence[Schedule]", console: Console) -> None:
 
 def show_rows(rows: "Sequence[Row]", console: Console) -> None:
     """Print what was measured: the span of the sizes, and of the speeds, of each stage."""
-    from fastrack._bench.prediction.profiles import lower_quartile
+    from fastrack_bench.prediction.profiles import lower_quartile
 
     right = ("sizes", "runs", "least", "most")
     table = new_table("stage", *right, right=right)

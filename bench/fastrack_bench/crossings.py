@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastrack._bench import toll
+from fastrack_bench import toll
 
 CONTEXTS = (1, 2, 4, 8)
 SLABS = {"slabs of 8 MiB": 8 << 20, "slabs of 32 MiB": 32 << 20}  # the largest elsewhere, and in confidential mode

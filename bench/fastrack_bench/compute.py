@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from fastrack._bench.measure import Times
-from fastrack._bench.workloads import TOKENS, Case, Compute
+from fastrack_bench.workloads import TOKENS, Case, Compute
 
 _RUNS = 4
 _LONG = 3.0  # seconds of a run from which on fewer are timed

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fastrack._bench import toll
 from fastrack._bench.endpoints import CpuEndpoint, CudaEndpoint, Endpoint, open_driver
 from fastrack._bench.measure import Times, timed_rounds
 from fastrack._crypto.base import Bytes
@@ -23,6 +22,7 @@ from fastrack._sealed.seal import seal, unseal
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._transfer.channel import Channel
 from fastrack.errors import FormatError
+from fastrack_bench import toll
 
 PLAIN, BOUNCE, DIRECT = WAYS = ("plain", "bounce", "direct")
 MEASURED, MODELLED = "measured", "modelled"

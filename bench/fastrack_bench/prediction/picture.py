@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fastrack._bench.plots import COLOURS, new_figure, save_figure
-from fastrack._bench.prediction.curves import Curve, Estimate
-from fastrack._bench.prediction.jobs import Plan
-from fastrack._bench.prediction.profiles import Profile, Stage
 from fastrack._util.shown import format_size
+from fastrack_bench.prediction.curves import Curve, Estimate
+from fastrack_bench.prediction.jobs import Plan
+from fastrack_bench.prediction.profiles import Profile, Stage
 
 
 def draw_plan(profiles: Sequence[Profile], plans: Sequence[Plan], path: Path) -> None:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from fastrack._bench.plots import draw_collectives
 from fastrack._cli.console import STDOUT, new_table, reporter
 from fastrack._cli.measurements import narrow_console, show_paths, wide_console, write_results
 from fastrack._util.shown import format_size
 from fastrack.errors import FastrackError
+from fastrack_bench.charts import draw_collectives
 
 if TYPE_CHECKING:
-    from fastrack._bench.collectives import Collective
+    from fastrack_bench.collectives import Collective
 
 RANKS = (2, 3, 4)
 SIZES = (1.0, 5.0, 25.0, 100.0)
@@ -58,8 +58,8 @@ def bench_collectives(
     """Measure, and write and print the results."""
     if find_spec("torch") is None:
         raise FastrackError("torch is not installed: pip install 'fastrack-io[torch]'")
-    from fastrack._bench import models
-    from fastrack._bench.collectives import measure_collectives
+    from fastrack_bench import models
+    from fastrack_bench.collectives import measure_collectives
 
     ranks, sizes = list(ranks or RANKS), list(sizes or SIZES)
     with reporter("measuring") as report:
@@ -96,7 +96,7 @@ def show_times(rows: "Sequence[Collective]", console: Console) -> None:
 
 def show_collectives(rows: "Sequence[Collective]", console: Console) -> None:
     """Print a table for each number of ranks, with a line for each way, and notes below."""
-    from fastrack._bench.collectives import STEPS
+    from fastrack_bench.collectives import STEPS
 
     right = ("size", "runs", "ms", "÷ gloo", *STEPS)
     for ranks, of_ranks in groupby(rows, key=lambda row: row.ranks):

@@ -21,13 +21,13 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from fastrack._bench.measure import Times
-from fastrack._bench.models import Spec
-from fastrack._bench.ring import CopyEngine, NaiveRing
 from fastrack._keys.keys import Key
 from fastrack._util.trace import Timeline, recording
 from fastrack.distributed import SecureGroup
 from fastrack.distributed._transport import PointToPoint
 from fastrack.errors import FastrackError
+from fastrack_bench.models import Spec
+from fastrack_bench.ring import CopyEngine, NaiveRing
 
 ALL_REDUCE = "all-reduce"
 ALONE, GLOO, PLAIN, NAIVE, SEALED = "alone", "gloo", "plain", "naive", "sealed"

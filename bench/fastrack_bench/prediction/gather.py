@@ -17,7 +17,16 @@ from typing import Any
 import numpy as np
 
 from fastrack._bench.paths import BouncePath, copy, touched
-from fastrack._bench.prediction.profiles import (
+from fastrack._crypto.base import Bytes
+from fastrack._crypto.workers import default_threads
+from fastrack._files.writer import save_file
+from fastrack._keys.keys import Key
+from fastrack._sealed.seal import seal
+from fastrack._sets.load_file import load_file
+from fastrack._training.checkpoints.checkpoint import save_checkpoint
+from fastrack._transfer.channel import Channel
+from fastrack._util.shown import format_size
+from fastrack_bench.prediction.profiles import (
     ALL_REDUCE,
     BOUNCE,
     CONTIGUOUS,
@@ -33,15 +42,6 @@ from fastrack._bench.prediction.profiles import (
     Row,
     Stage,
 )
-from fastrack._crypto.base import Bytes
-from fastrack._crypto.workers import default_threads
-from fastrack._files.writer import save_file
-from fastrack._keys.keys import Key
-from fastrack._sealed.seal import seal
-from fastrack._sets.load_file import load_file
-from fastrack._training.checkpoints.checkpoint import save_checkpoint
-from fastrack._transfer.channel import Channel
-from fastrack._util.shown import format_size
 
 SMALLEST = 16 << 10  # bytes
 LARGEST = 1 << 30
@@ -251,7 +251,7 @@ def _collectives(ranks: Sequence[int], largest: int, rounds: int, report: Callab
     """Yield rows of all-reduce, as it is sealed, plain and by gloo, if torch is installed."""
     if not ranks or find_spec("torch") is None:
         return
-    from fastrack._bench.collectives import measure_collectives
+    from fastrack_bench.collectives import measure_collectives
 
     sizes = [size / (1 << 20) for size in sizes_to(largest, _SMALLEST_BUCKET)]
     taken: dict[tuple[Stage, int], list[float]] = {}

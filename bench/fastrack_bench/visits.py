@@ -14,14 +14,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fastrack._bench import toll
-from fastrack._bench.holder import Load, SealedLink, TlsLink, Tokens, open_links
 from fastrack._bench.measure import Times, timed_rounds
 from fastrack._bench.paths import BouncePath, touched
-from fastrack._bench.workloads import AGAIN, BOUNCE, Case, compute_seconds
 from fastrack._keys.keys import Key
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._transfer.api import to_device
+from fastrack_bench import toll
+from fastrack_bench.holder import Load, SealedLink, TlsLink, Tokens, open_links
+from fastrack_bench.workloads import AGAIN, BOUNCE, Case, compute_seconds
 
 SEALED = "sealed"
 WAYS = (BOUNCE, SEALED)

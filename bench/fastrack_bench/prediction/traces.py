@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fastrack._bench.prediction.profiles import member, read_json
 from fastrack._util.documents import parsing, require
+from fastrack_bench.prediction.profiles import member, read_json
 
 OPERATIONS = ("to_device", "to_host", "all_reduce", "all_gather", "reduce_scatter", "broadcast")
 _MOST = 1_000_000  # events

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import ClassVar, Protocol
 
-from fastrack._bench import toll
-from fastrack._bench.prediction.curves import REACH, Curve, Estimate, OutOfReachError
-from fastrack._bench.prediction.profiles import ALL_REDUCE, LOAD, LOAD_COLD, TO_DEVICE, Machine, Profile, Stage
 from fastrack._util.shown import list_names
+from fastrack_bench import toll
+from fastrack_bench.prediction.curves import REACH, Curve, Estimate, OutOfReachError
+from fastrack_bench.prediction.profiles import ALL_REDUCE, LOAD, LOAD_COLD, TO_DEVICE, Machine, Profile, Stage
 
 UNVALIDATED = "MODELLED from published figures, NOT VALIDATED on a confidential GPU"
 _REDUCED = f"{ALL_REDUCE}, sealed"  # the one way of all-reduce whose hops are encrypted, as those of the figures are

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from fastrack._bench import toll
-from fastrack._bench.prediction.curves import Estimate, OutOfReachError
-from fastrack._bench.prediction.profiles import (
+from fastrack._util.shown import format_size
+from fastrack_bench import toll
+from fastrack_bench.prediction.curves import Estimate, OutOfReachError
+from fastrack_bench.prediction.profiles import (
     ALL_REDUCE,
     CONTIGUOUS,
     LOAD,
@@ -21,10 +22,9 @@ from fastrack._bench.prediction.profiles import (
     TO_DEVICE,
     Stage,
 )
-from fastrack._bench.prediction.sources import Source
-from fastrack._bench.prediction.traces import Observed
-from fastrack._bench.revocations import Costs, Revocations
-from fastrack._util.shown import format_size
+from fastrack_bench.prediction.sources import Source
+from fastrack_bench.prediction.traces import Observed
+from fastrack_bench.revocations import Costs, Revocations
 
 MIB = 1 << 20
 CAPS = (50, 100, 250)  # MiB of buckets to compare with

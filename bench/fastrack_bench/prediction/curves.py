@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from fastrack._bench.prediction.profiles import Point, Profile, Stage
 from fastrack._util.shown import format_size
 from fastrack.errors import FastrackError
+from fastrack_bench.prediction.profiles import Point, Profile, Stage
 
 REACH = 4.0  # times past what was measured
 COVERAGE = 0.9  # of an interval

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from fastrack._bench.plots import draw_workloads
 from fastrack._cli.console import STDOUT, new_table, reporter
 from fastrack._cli.measurements import narrow_console, show_paths, write_results
 from fastrack.errors import FastrackError
+from fastrack_bench.charts import draw_workloads
 
 if TYPE_CHECKING:
-    from fastrack._bench.workloads import Workload
+    from fastrack_bench.workloads import Workload
 
 NOTES = (
     """\
@@ -38,7 +38,7 @@ def bench_workloads(
     compute: str | None, device: str, bits: int, repeat: int, *, picture: Path | None, as_json: Path | None, quiet: bool
 ) -> None:
     """Measure, and write and print the results."""
-    from fastrack._bench import workloads
+    from fastrack_bench import workloads
 
     timed: workloads.Compute
     if compute is not None:
@@ -47,7 +47,7 @@ def bench_workloads(
         for package, command in (("torch", "'fastrack-io[torch]'"), ("transformers", "transformers")):
             if find_spec(package) is None:
                 raise FastrackError(f"{package} is not installed: pip install {command}; or add --compute h100")
-        from fastrack._bench.compute import measured_compute
+        from fastrack_bench.compute import measured_compute
 
         timed, kind = measured_compute(device), workloads.MEASURED
     with reporter("measuring") as report:

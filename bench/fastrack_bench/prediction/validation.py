@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
 
-from fastrack._bench.prediction.curves import REACH, Curve, Estimate, OutOfReachError
-from fastrack._bench.prediction.profiles import CONTIGUOUS, LOADER, RANDOM, Point, Profile, Stage, lower_quartile
-from fastrack._bench.prediction.sources import Measured
+from fastrack_bench.prediction.curves import REACH, Curve, Estimate, OutOfReachError
+from fastrack_bench.prediction.profiles import CONTIGUOUS, LOADER, RANDOM, Point, Profile, Stage, lower_quartile
+from fastrack_bench.prediction.sources import Measured
 
 CLASSES = {"to 1 MiB": 1 << 20, "to 32 MiB": 32 << 20, "above 32 MiB": 1 << 50}  # by size, to so many bytes
 _LEAST = 4  # sizes to go on from

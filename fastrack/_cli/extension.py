@@ -1,0 +1,49 @@
+"""The distribution ``fastrack-bench``, whose commands are loaded when they are called.
+
+Any package may claim entry points of any group and name. Those of this distribution alone are read.
+"""
+
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from typing import Any
+
+from fastrack._version import __version__
+from fastrack.errors import FastrackError
+
+COMMANDS = {  # each with the options that it has there alone; none: the whole command
+    "bench": "--collectives --ranks --toll --workloads --compute --visits --bucket-cap-mb",
+    "plan": "",
+}
+_NAME = "fastrack-bench"
+_GROUP = "fastrack.commands"
+
+
+def load(command: str) -> Any:
+    """Return the application that has a command."""
+    return _find().entry_points.select(group=_GROUP)[command].load()
+
+
+def is_installed() -> bool:
+    """Return True if the distribution is installed, in the version of fastrack-io."""
+    try:
+        require()
+    except FastrackError:
+        return False
+    return True
+
+
+def require() -> None:
+    """Raise an error unless the distribution is installed, in the version of fastrack-io."""
+    _find()
+
+
+def _find() -> Distribution:
+    advice = f"pip install {_NAME}=={__version__}"
+    try:
+        found = distribution(_NAME)
+    except PackageNotFoundError:
+        raise FastrackError(f"{_NAME} is not installed: {advice}") from None
+    if (found.name, found.version) != (_NAME, __version__):  # it uses private modules
+        raise FastrackError(
+            f"{found.name} {found.version} does not fit: expected {_NAME} {__version__}, as fastrack-io has. {advice}"
+        )
+    return found
