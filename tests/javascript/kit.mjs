@@ -104,6 +104,16 @@ function readCase(bytes) {
   return { payload: new Uint8Array(bytes.subarray(end + 2)), input: { all, one: (name) => all(name)[0], files } };
 }
 
+/** The files of an archive, ustar without compression: blocks of 512 bytes, of which a file has one for its name and size. */
+function* members(archive) {
+  const text = (at, size) => archive.toString("latin1", at, at + size).replace(/\0.*$/s, "");
+  for (let at = 0; archive[at]; ) {
+    const size = parseInt(text(at + 124, 12), 8);
+    yield [text(at, 100), archive.subarray(at + 512, at + 512 + size)];
+    at += 512 + Math.ceil(size / 512) * 512;
+  }
+}
+
 /** What is wrong with a case, or `undefined` where this reader agrees. */
 async function disagreement({ payload, input }) {
   if ((await sha256(payload)) !== input.one("sha256")) return "the payload is not the case's";
@@ -122,12 +132,17 @@ async function disagreement({ payload, input }) {
 const [folder, option] = process.argv.slice(2);
 const found = [];
 const counts = {};
-for (const kind of readdirSync(folder).sort())
-  for (const name of readdirSync(join(folder, kind)).sort()) {
+const digests = new Map(readFileSync(join(folder, "SHA256SUMS"), "ascii").trimEnd().split("\n").map((line) => line.split("  ").reverse()));
+for (const archive of readdirSync(folder).filter((name) => name.endsWith(".tar")).sort())
+  for (const [name, bytes] of members(readFileSync(join(folder, archive)))) {
+    const kind = archive.slice(0, -".tar".length);
     counts[kind] = (counts[kind] ?? 0) + 1;
-    const wrong = await disagreement(readCase(readFileSync(join(folder, kind, name))));
-    if (wrong) found.push({ case: `${kind}/${name}`, wrong });
+    const whole = digests.get(name) === (await sha256(bytes));
+    digests.delete(name);
+    const wrong = whole ? await disagreement(readCase(bytes)) : "the case is not that of its digest";
+    if (wrong) found.push({ case: name, wrong });
   }
+for (const name of digests.keys()) found.push({ case: name, wrong: "the archive of its kind does not have the case" });
 const total = Object.values(counts).reduce((all, count) => all + count, 0);
 if (option === "--json") console.log(JSON.stringify({ cases: total, kinds: counts, disagreements: found }));
 else {

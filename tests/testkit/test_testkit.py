@@ -3,6 +3,8 @@
 import doctest
 import hashlib
 import re
+import shutil
+import tarfile
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -20,6 +22,14 @@ KINDS |= {"data-set", "challenge", "offer", "answer", "chain", "message", "confi
 @pytest.fixture(scope="module")
 def kit() -> list[Case]:
     return list(cases())
+
+
+def raw(case: Case) -> bytes:
+    """Return the file of a case as it is in the archive of its kind."""
+    with tarfile.open(HERE / "cases" / f"{case.kind}.tar") as archive:
+        file = archive.extractfile(f"{case.kind}/{case.name}")
+        assert file is not None
+        return file.read()
 
 
 @pytest.mark.slow
@@ -49,14 +59,36 @@ def test_each_class_of_failures_has_cases(kit: list[Case]) -> None:
 
 def test_each_case_has_its_lines(kit: list[Case]) -> None:
     for case in kit:
-        data = (HERE / "cases" / case.kind / case.name).read_bytes()
-        head = data[: len(data) - len(case.payload)].decode()
         assert [line for line, _ in case.fields[:4]] == ["kit", "kind", "rule", "expect"], case
         assert case.get("sha256") == hashlib.sha256(case.payload).hexdigest()
         assert (case.expect == "success") == (case.result is not None)
         assert all(text.isascii() for line, text in case.fields if line != "comment"), case
         assert re.fullmatch(r"[a-z0-9.-]+", case.name)
-        assert head.endswith("\n\n")
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_an_archive_has_files_and_nothing_of_the_machine_that_made_it(kind: str) -> None:
+    with tarfile.open(HERE / "cases" / f"{kind}.tar", "r:") as archive:
+        members = archive.getmembers()
+    assert [member.name for member in members] == sorted(member.name for member in members)
+    assert all(member.isfile() and member.name.startswith(f"{kind}/") for member in members)
+    assert {(member.mtime, member.mode, member.uid, member.gid, member.uname) for member in members} == {
+        (0, 0o644, 0, 0, "")
+    }
+
+
+def test_a_case_that_was_altered_is_refused_and_so_is_one_that_is_gone(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(fastrack_testkit, "__file__", str(tmp_path / "fastrack_testkit" / "__init__.py"))
+    shutil.copytree(HERE / "cases", tmp_path / "cases")
+    archive = tmp_path / "cases" / "block.tar"
+    whole = archive.read_bytes()
+    archive.write_bytes(whole.replace(b"kind: block", b"kind: Block", 1))
+    with pytest.raises(ValueError, match="expected a case of its digest in SHA256SUMS"):
+        list(cases("block"))
+    first = 512 + -(-int(whole[124:135], 8) // 512) * 512
+    archive.write_bytes(whole[first:])
+    with pytest.raises(ValueError, match=r"block/.*: expected a case in block.tar, got none"):
+        list(cases("block"))
 
 
 def test_the_files_of_a_case_are_its_payload(kit: list[Case]) -> None:
@@ -90,13 +122,13 @@ def test_the_kit_is_small(kit: list[Case]) -> None:
 
 
 def test_an_altered_case_is_no_case(kit: list[Case]) -> None:
-    data = (HERE / "cases" / kit[0].kind / kit[0].name).read_bytes()
+    data = raw(kit[0])
     with pytest.raises(ValueError, match="expected a payload of its hash"):
         parse(data + b"\0", "x")
 
 
 def test_a_case_without_its_hash_or_without_the_end_of_its_head_is_no_case(kit: list[Case]) -> None:
-    data = (HERE / "cases" / kit[0].kind / kit[0].name).read_bytes()
+    data = raw(kit[0])
     with pytest.raises(ValueError, match="expected a payload of its hash"):
         parse(re.sub(rb"sha256: .*\n", b"", data, count=1), "x")
     with pytest.raises(ValueError, match="x: expected an empty line after the head, got none"):

@@ -10,6 +10,7 @@
 
 import hashlib
 import json
+import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ class Case:
     kind: str
     """The form that is read, such as `sealed`."""
     name: str
-    """The name of the file, by which a case is told from the others of its kind."""
+    """The name of the file without its kind, by which a case is told from the others of its kind."""
     rule: str
     """The rule that the case tries; the kit's `rules.md` lists all."""
     expect: str
@@ -96,15 +97,29 @@ def parse(data: bytes, name: str) -> Case:
 def cases(kind: str | None = None) -> Iterator[Case]:
     """Yield all cases, or those of a kind, in the order of their names.
 
-    Raises ValueError for a kind that the kit does not have.
+    Raises ValueError for a kind that the kit does not have, and for an archive that was cut or altered.
 
     >>> {case.kind for case in cases("sealed")}
     {'sealed'}
     """
     here = Path(__file__).parent
     folder = here / "cases" if (here / "cases").is_dir() else here.parent / "cases"
-    kinds = sorted(path.name for path in folder.iterdir())
+    kinds = sorted(path.stem for path in folder.glob("*.tar"))
     if kind is not None and kind not in kinds:
         raise ValueError(f"expected one of {', '.join(kinds)}, got {kind!r}")
-    paths = (path for each in kinds if kind in {None, each} for path in sorted((folder / each).iterdir()))
-    return (parse(path.read_bytes(), path.name) for path in paths)
+    return (case for each in kinds if kind in {None, each} for case in _read(folder, each))
+
+
+def _read(folder: Path, kind: str) -> Iterator[Case]:
+    lines = (folder / "SHA256SUMS").read_text(encoding="ascii").splitlines()
+    digests = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    with tarfile.open(folder / f"{kind}.tar", "r:") as archive:
+        for member in archive:
+            file = archive.extractfile(member)
+            data = b"" if file is None else file.read()
+            if digests.pop(member.name, None) != hashlib.sha256(data).hexdigest():
+                raise ValueError(f"{member.name}: expected a case of its digest in SHA256SUMS; get the kit anew")
+            yield parse(data, member.name.removeprefix(f"{kind}/"))
+    for name in digests:
+        if name.startswith(f"{kind}/"):
+            raise ValueError(f"{name}: expected a case in {kind}.tar, got none; get the kit anew")

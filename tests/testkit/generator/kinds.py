@@ -1,5 +1,7 @@
 """All kinds of cases, and the files that they become."""
 
+import io
+import tarfile
 from collections.abc import Callable
 from functools import cache
 
@@ -21,7 +23,7 @@ from generator import (
     widened,
     wrapped,
 )
-from generator.parts.case import Cases
+from generator.parts.case import Cases, sha256
 
 PAGE = "https://github.com/fastrack-io/fastrack/blob/main/docs/format.md"
 
@@ -58,16 +60,31 @@ def kinds() -> tuple[Cases, ...]:
 
 def files() -> dict[str, bytes]:
     """Return the bytes of each file of the kit that is made, by its path."""
-    made: dict[str, bytes] = {}
+    made: dict[str, dict[str, bytes]] = {}
     rules: dict[str, tuple[str, str]] = {}
     for kind in kinds():
+        members = made.setdefault(kind.kind, {})
         for case in kind.all:
-            path = f"cases/{case.kind}/{case.name}"
-            if path in made:
-                raise ValueError(f"{path} is there already")
-            made[path] = case.encode()
+            name = f"{case.kind}/{case.name}"
+            if name in members:
+                raise ValueError(f"{name} is there already")
+            members[name] = case.encode()
         rules |= {f"{kind.kind}.{rule}": told for rule, told in kind.rules.items()}
-    return made | {"rules.md": table(rules).encode()}
+    archives = {f"cases/{kind}.tar": archive(members) for kind, members in made.items()}
+    digests = sorted((name, sha256(data)) for members in made.values() for name, data in members.items())
+    index = "".join(f"{digest}  {name}\n" for name, digest in digests)
+    return archives | {"cases/SHA256SUMS": index.encode(), "rules.md": table(rules).encode()}
+
+
+def archive(members: dict[str, bytes]) -> bytes:
+    """Return the archive of some files: ustar, in the order of their names, with no times, owners or compression."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.USTAR_FORMAT) as target:
+        for name, data in sorted(members.items()):
+            member = tarfile.TarInfo(name)  # which says mode 644, no owner, and the time 0
+            member.size = len(data)
+            target.addfile(member, io.BytesIO(data))
+    return made.getvalue()
 
 
 def table(rules: dict[str, tuple[str, str]]) -> str:
