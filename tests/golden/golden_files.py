@@ -3,9 +3,9 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
+import tarfile
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from fastrack.grants import Verifier
 HERE = Path(__file__).parent
 VERSIONS = sorted(path.name for path in HERE.iterdir() if re.fullmatch(r"\d+\.\d+", path.name))
 SUMS = "SHA256SUMS"
+ARCHIVE = "files.tar"
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)  # when the evidence was made, and the grants that answer it
 OPENED = []  # patterns of all files that a test opens
 
@@ -29,8 +30,11 @@ class Golden:
 
     def __init__(self, source, folder):
         self._folder, self.taken = folder, set()
-        shutil.copytree(source, folder)
-        for path in folder.rglob("*"):  # git keeps no modes, and others may not read keys or write to anchors
+        for name, data in files_of(source).items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        for path in folder.rglob("*"):  # the archive says 644, and others may not read keys or write to anchors
             path.chmod(0o700 if path.is_dir() else 0o600)
 
     def __call__(self, name):
@@ -41,6 +45,12 @@ class Golden:
 
     def list(self):
         return sorted(path.relative_to(self._folder).as_posix() for path in self._folder.rglob("*") if path.is_file())
+
+
+def files_of(folder):
+    """Return the bytes of each file of a version, by its name."""
+    with tarfile.open(folder / ARCHIVE, "r:") as archive:
+        return {member.name: archive.extractfile(member).read() for member in archive}
 
 
 def opens(*patterns):

@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.asymmetric.padding import MGF1, OAEP
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.keywrap import aes_key_wrap
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from golden_files import ARCHIVE, SUMS
 from helpers.foundry import tdx
 from helpers.foundry.authority import NOW
 from helpers.foundry.machine import Machine, policy, roots
@@ -59,6 +60,7 @@ def main(target):
                 with chdir(make.__name__):
                     make()
             list_files()
+            pack()
         part.rename(target)
         target.chmod(0o755)
     except BaseException:
@@ -70,9 +72,21 @@ def list_files():
     """Write the SHA-256 of each file, and print what there is."""
     paths = sorted(path for path in Path().rglob("*") if path.is_file())
     digests = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
-    Path("SHA256SUMS").write_text("".join(f"{digest}  {path}\n" for path, digest in digests.items()))
+    Path(SUMS).write_text("".join(f"{digest}  {path}\n" for path, digest in digests.items()))
     lines = [f"{path.stat().st_size:8,} {path}\n" for path in paths]
     sys.stdout.writelines([*lines, f"{sum(path.stat().st_size for path in paths):8,} in {len(lines)} files\n"])
+
+
+def pack():
+    """Put the files in one archive, which is always the same: in the order of their names, with no times and owners."""
+    names = sorted(path.as_posix() for path in Path().rglob("*") if path.is_file() and path.name != SUMS)
+    with tarfile.open(ARCHIVE, "w", format=tarfile.USTAR_FORMAT) as archive:
+        for name in names:
+            member, data = tarfile.TarInfo(name), Path(name).read_bytes()
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    for name in {Path(name).parts[0] for name in names}:
+        shutil.rmtree(name)
 
 
 def keys():

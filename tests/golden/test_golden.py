@@ -10,12 +10,14 @@ from importlib import import_module
 
 import pytest
 from golden_files import (
+    ARCHIVE,
     HERE,
     NOW,
     OPENED,
     SUMS,
     VERSIONS,
     alter,
+    files_of,
     load_keys,
     load_policy,
     load_roots,
@@ -36,30 +38,25 @@ def test_there_are_files_of_every_version_that_was_released():
     assert VERSIONS == ["0.1", "0.2"]
 
 
-def list_version(version):
-    return {path.relative_to(HERE / version).as_posix() for path in (HERE / version).rglob("*") if path.is_file()}
-
-
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_file_is_as_it_was_written(version):
     lines = (HERE / version / SUMS).read_text().splitlines()
     sums = {name: digest for digest, name in (line.split("  ") for line in lines)}
-    assert sums.keys() == list_version(version) - {SUMS}
-    for name, digest in sums.items():
-        assert hashlib.sha256((HERE / version / name).read_bytes()).hexdigest() == digest, name
+    files = files_of(HERE / version)
+    assert {path.name for path in (HERE / version).iterdir()} == {ARCHIVE, SUMS}
+    assert {name: hashlib.sha256(data).hexdigest() for name, data in files.items()} == sums
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_file_is_opened_by_a_test(version):
     for path in HERE.glob("test_golden_*.py"):
         import_module(path.stem)  # the decorators in it say what it opens
-    names = list_version(version) - {SUMS}
-    assert not [name for name in names if not any(fnmatchcase(name, pattern) for pattern in OPENED)]
+    assert not [name for name in files_of(HERE / version) if not any(fnmatchcase(name, pattern) for pattern in OPENED)]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_files_stay_small(version):
-    assert sum((HERE / version / name).stat().st_size for name in list_version(version)) < 1_000_000
+    assert sum(len(data) for data in files_of(HERE / version).values()) < 1_000_000
 
 
 # Altered files.
