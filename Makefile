@@ -27,7 +27,7 @@ NODE_STAMP := tests/javascript/node_modules/.installed
 # Other environments than .venv link to this checkout and its machine code, and get nothing to make that.
 BACKEND = $$(grep -oE '^(hatchling|editables)==[0-9.]*' requirements.txt)
 
-.PHONY: help demo install native test test-all test-nightly test-lowest test-openssl test-pythons matrix fresh coverage check lint workflows bench bench-compare peers gpu \
+.PHONY: help demo install native test test-all repository test-nightly test-lowest test-openssl test-pythons matrix fresh coverage check lint workflows bench bench-compare peers gpu \
 	gpu-kit emulator aarch64 aarch64-wheel peers-tests integrations javascript swift nvrtc ptx mutants fuzz soak docs site site-check writers lock dist wheels release-files release-check testkit-dist environments clean
 
 help:  ## show this list
@@ -48,7 +48,7 @@ $(NATIVE): $(shell find fastrack/_crypto fastrack/_devices/cuda -name '*.py') $(
 # Two processes, as many tests use threads themselves. The tests of a file stay together and share what it compiles; the
 # order is that of tests/conftest.py.
 PARALLEL := --numprocesses 2 --dist loadscope --no-loadscope-reorder
-QUICK := -m "not slow and not nightly"
+QUICK := -m "not slow and not nightly and not repository"
 
 test: $(STAMP) $(NATIVE)  ## run the quick tests; under four minutes on two cores
 	$(BIN)/python -m pytest $(PARALLEL) $(QUICK)
@@ -57,8 +57,8 @@ test: $(STAMP) $(NATIVE)  ## run the quick tests; under four minutes on two core
 NVRTCS := 13.0.88 12.9.86
 nvrtcs = FASTRACK_NVRTC=$(subst $() $(),:,$(addprefix .nvrtc/,$(1)))
 
-test-all: $(STAMP) $(NATIVE) $(LMCACHE)/.installed  ## run all tests but those of the emulator, and those for the night
-	$(BIN)/python -m pytest $(PARALLEL) --numprocesses 3 -m "not nightly"  # slow ones wait for processes of their own
+test-all: $(STAMP) $(NATIVE) $(LMCACHE)/.installed  ## run all tests but those of check and of the emulator, and those for the night
+	$(BIN)/python -m pytest $(PARALLEL) --numprocesses 3 -m "not nightly and not repository"  # slow ones wait for processes of their own
 
 $(LMCACHE)/.installed: tests/serving/lmcache.txt | $(STAMP)
 	rm -rf $(LMCACHE)
@@ -112,10 +112,13 @@ PYTHONS ?= 3.12 3.13 3.14
 test-pythons:  ## run all tests on each Python of PYTHONS="3.12 3.13 3.14", in an environment of its own
 	for version in $(PYTHONS); do $(MAKE) --no-print-directory test-all PYTHON=python$$version VENV=.venv-$$version || exit; done
 
-check: $(STAMP)  ## lint, formatting, spelling, types, imports between packages, workflows, documentation
-	$(MAKE) --no-print-directory --jobs 2 --output-sync lint workflows docs
+check: $(STAMP)  ## lint, formatting, spelling, types, imports between packages, workflows, documentation, tests of texts and of the repository
+	$(MAKE) --no-print-directory --jobs 2 --output-sync repository lint workflows docs
 
-lint: $(STAMP)  ## all of check but the workflows and the documentation
+repository: $(STAMP) $(NATIVE)  ## run the tests of texts and of the repository; a part of check
+	$(BIN)/python -m pytest tests/project -m "repository and not nightly"
+
+lint: $(STAMP)  ## check style, formatting, spelling, types, and imports between packages; a part of check
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/codespell

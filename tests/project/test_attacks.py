@@ -10,7 +10,10 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "attacks.md"
 DEFINITION = re.compile(r"^( {4})?(?:async )?(def|class) (\w+)", re.MULTILINE)  # to parse the files takes a second
 
-pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the tests run without the documentation")
+pytestmark = [
+    pytest.mark.repository,
+    pytest.mark.skipif(not PAGE.exists(), reason="the tests run without the documentation"),
+]
 
 
 def rows():

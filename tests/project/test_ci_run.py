@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from helpers.own_environment import KEEP
 
+pytestmark = pytest.mark.repository
+
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / ".ci/run"
 OWN = {"PATH", "HOME", "LANG"}
@@ -85,6 +87,13 @@ def test_a_part_that_would_see_the_buffering_of_this_machine_fails(parts):
     assert said == "make install: expected no PYTHONUNBUFFERED, which users have not\n"
 
 
+def test_tests_of_the_repository_are_where_make_check_runs_them():
+    tests = Path(__file__).parents[1]
+    assert {path.parent for path in tests.rglob("test_*.py") if "mark.repository" in path.read_text()} == {
+        tests / "project"
+    }
+
+
 SHOWN = """
 import os, subprocess, sys, time
 umask = os.umask(0)
@@ -128,7 +137,6 @@ def seen(tmp_path):
     return run
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--numprocesses", "1"]], ids=["alone", "in a process of xdist"])
 def test_a_test_and_what_it_starts_see_nothing_of_the_machine(seen, tmp_path, options):
     said = seen(*options)
@@ -138,7 +146,6 @@ def test_a_test_and_what_it_starts_see_nothing_of_the_machine(seen, tmp_path, op
     assert list((tmp_path / "elsewhere").glob("fastrack-tests-*")) == []  # its folders are removed
 
 
-@pytest.mark.slow
 def test_a_test_sees_what_a_row_of_the_matrix_names(seen):
     said = seen(**{KEEP: "PYTHONUNBUFFERED TZ umask HOME"})
     assert "PYTHONUNBUFFERED" in said

@@ -84,7 +84,10 @@ HELD = {
     },
 }
 
-pytestmark = pytest.mark.skipif(not (ROOT / "docs").exists(), reason="the tests run without the documentation")
+pytestmark = [
+    pytest.mark.repository,
+    pytest.mark.skipif(not (ROOT / "docs").exists(), reason="the tests run without the documentation"),
+]
 
 
 def claims_of(text):

@@ -8,7 +8,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/dev/confidential.md"
 
-pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the tests run without the documentation")
+pytestmark = [
+    pytest.mark.repository,
+    pytest.mark.skipif(not PAGE.exists(), reason="the tests run without the documentation"),
+]
 
 
 def rows():

@@ -167,6 +167,7 @@ def test_the_example_of_a_log_entry_is_what_the_code_makes(tmp_path):
 # Names, commands and figures.
 
 
+@pytest.mark.repository
 def test_the_api_page_has_the_public_names_and_no_others():
     for package in (
         fastrack,
@@ -185,6 +186,7 @@ def test_the_api_page_has_the_public_names_and_no_others():
     assert f"__all__ = {json.dumps(sorted(of_ray))}" in read("fastrack/ray/__init__.py")  # whose import takes Ray
 
 
+@pytest.mark.repository
 def test_the_api_page_names_what_a_channel_counts():
     from dataclasses import fields
 
@@ -195,6 +197,7 @@ def test_the_api_page_names_what_a_channel_counts():
     assert not [field.name for kind in (Stats, TensorCheck) for field in fields(kind) if f"`{field.name}`" not in page]
 
 
+@pytest.mark.repository
 def test_the_command_line_page_has_the_commands_and_their_options_and_no_others():
     import typer
 
@@ -218,6 +221,7 @@ def test_the_command_line_page_has_the_commands_and_their_options_and_no_others(
     assert list(page) == list(known)
 
 
+@pytest.mark.repository
 def test_the_errors_are_drawn_as_in_the_code():
     import fastrack.errors
 
@@ -227,6 +231,7 @@ def test_the_errors_are_drawn_as_in_the_code():
     assert "\n".join(tree) in read("docs/api.md")
 
 
+@pytest.mark.repository
 def test_ci_the_page_on_releasing_and_the_workflow_run_the_same_commands():
     commands = find(r"^(?:with_index )?(make (?!install)[\w-]+)$", ".ci/run")
     assert find(r"^\| `(make [\w-]+)` \|", "docs/dev/releasing.md") == commands
@@ -236,6 +241,7 @@ def test_ci_the_page_on_releasing_and_the_workflow_run_the_same_commands():
     assert "make check" in workflow
 
 
+@pytest.mark.repository
 def test_every_target_that_is_described_exists():
     targets = set(find(r"^([\w-]+):.*## ", "Makefile"))
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]
@@ -244,6 +250,7 @@ def test_every_target_that_is_described_exists():
     assert named <= targets
 
 
+@pytest.mark.repository
 def test_the_figures_in_the_readme_are_those_of_the_documentation():
     quoted = find(r"^\| .* \| [\d.]+ \| [\d.]+ \|.*\|$", "README.md")
     assert quoted
@@ -262,6 +269,7 @@ def places_of(page):
     } | set(re.findall(r"^\((.*)\)=$", text, re.MULTILINE))
 
 
+@pytest.mark.repository
 @each(
     "path",
     [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md")), *(ROOT / "kernels").glob("*.md")],
@@ -276,10 +284,12 @@ def test_relative_links_lead_somewhere(path):
             assert not place or target.suffix != ".md" or place in places_of(target.read_text(encoding="utf-8")), place
 
 
+@pytest.mark.repository
 def test_notes_are_in_a_form_that_hosts_of_repositories_show_too():
     assert [path.name for path in DOCS.rglob("*.md") if ":::" in path.read_text(encoding="utf-8")] == []
 
 
+@pytest.mark.repository
 def test_every_page_is_in_the_contents():
     trees = re.findall(r"```\{toctree\}(.*?)```", read("docs/index.md"), re.DOTALL)
     listed = re.findall(r"^[\w/-]+$", "\n".join(trees), re.MULTILINE)
@@ -287,6 +297,7 @@ def test_every_page_is_in_the_contents():
     assert sorted(listed) == sorted(pages - {"index"})
 
 
+@pytest.mark.repository
 def test_the_page_on_architecture_names_every_package_and_no_file_that_is_not_there():
     page, package = read("docs/dev/architecture.md"), ROOT / "fastrack"
     assert len(page.splitlines()) <= 130

@@ -4,13 +4,13 @@ import language
 import pytest
 from helpers.cases import each
 
+pytestmark = pytest.mark.repository
 
-@pytest.mark.slow
+
 def test_no_docstring_begins_with_a_relative_clause_and_none_is_about_persons():
     assert language.offences() == []
 
 
-@pytest.mark.slow
 def test_docstrings_of_functions_begin_with_a_verb():
     pytest.importorskip("ruff")
     assert language.without_verb() == []

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from helpers.copies import copy_tree
 
+pytestmark = pytest.mark.repository
+
 ROOT = Path(__file__).parents[2]
 TURNED = [
     ("_util/fork.py", "from fastrack._tensors import dtypes"),
@@ -46,7 +48,6 @@ def test_each_package_imports_only_those_below_it(folder):
     assert check(folder)[0] == 0
 
 
-@pytest.mark.slow
 def test_each_arrow_that_was_turned_is_found(folder):
     for name, line in TURNED:
         with (folder / "fastrack" / name).open("a") as file:
@@ -112,7 +113,6 @@ def circle_of(folder):
     return None
 
 
-@pytest.mark.slow
 def test_no_circle_of_files_exists(folder):
     assert circle_of(folder) is None
 

@@ -34,9 +34,12 @@ OLD_NAME = re.compile(
     re.MULTILINE,
 )
 
-pytestmark = pytest.mark.skipif(
-    not (ROOT / "pyproject.toml").exists(), reason="the tests run outside a checkout, where nothing can be built"
-)
+pytestmark = [
+    pytest.mark.repository,
+    pytest.mark.skipif(
+        not (ROOT / "pyproject.toml").exists(), reason="the tests run outside a checkout, where nothing can be built"
+    ),
+]
 
 
 def build(kind, folder, tree=ROOT, wheel="pure"):
@@ -191,7 +194,6 @@ def test_hooks_have_the_locked_versions():
     assert dict(hooks) == {name: locked[name] for name in ("ruff", "codespell")}
 
 
-@pytest.mark.slow
 def test_the_source_archive_holds_every_source_and_can_be_worked_on(sdist_names):
     for folder in ("examples", "fastrack", "kernels", "tests", ".ci"):
         assert files_under(folder) <= sdist_names

@@ -23,7 +23,10 @@ BLOCK = re.compile(r"^```(?:sh|text|dockerfile)\n(.*?)^```$", re.MULTILINE | re.
 INLINE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 COMMAND = re.compile(r"(?:RUN )?((?:fastrack|python3?|torchrun|make|pip) .*)")
 
-pytestmark = pytest.mark.skipif(not (ROOT / "docs").exists(), reason="the tests run without the documentation")
+pytestmark = [
+    pytest.mark.repository,
+    pytest.mark.skipif(not (ROOT / "docs").exists(), reason="the tests run without the documentation"),
+]
 
 
 def commands():

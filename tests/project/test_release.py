@@ -18,7 +18,10 @@ from helpers.cases import each
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.skipif(not (ROOT / ".ci").exists(), reason="the tests run outside a checkout")
+pytestmark = [
+    pytest.mark.repository,
+    pytest.mark.skipif(not (ROOT / ".ci").exists(), reason="the tests run outside a checkout"),
+]
 
 
 def load(name):
@@ -348,7 +351,6 @@ def problem_of(release, project, folder):
     return str(caught.value)
 
 
-@pytest.mark.slow
 def test_the_files_of_a_release_are_taken(release, project, folder, capsys):
     pytest.importorskip("cyclonedx.validation.json")
     release.check_files(project, write_files(folder, release.names_of(project)))

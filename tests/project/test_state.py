@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.repository
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/dev/state.md"
 PACKAGES = ROOT / "fastrack", ROOT / "bench/fastrack_bench"
@@ -87,7 +89,6 @@ def listed():
     return rows
 
 
-@pytest.mark.slow
 def test_all_that_a_process_holds_is_listed():
     found, known = found_in(*PACKAGES), listed()
     assert found - known == set(), f"a line of {PAGE.name} is missing"
@@ -197,7 +198,6 @@ def locks_of(text):
     return made - renewed
 
 
-@pytest.mark.slow
 def test_each_lock_is_made_anew_in_a_forked_child():
     names = re.compile("|".join(name for names in LOCKS.values() for name in names))
     texts = {path: path.read_text(encoding="utf-8") for package in PACKAGES for path in package.rglob("*.py")}

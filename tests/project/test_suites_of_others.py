@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from peers import __main__ as peers
 
+pytestmark = pytest.mark.repository
+
 ROOT = Path(__file__).parents[2]
 SUITE = """
 import os
@@ -81,7 +83,6 @@ def test_a_failure_is_documented_or_as_plain_by_its_error_too(monkeypatch):
     assert peers.kind_of("one", "f.py::test_ab", {"outcome": "passed"}, {"outcome": "failed"}) == "passed"
 
 
-@pytest.mark.slow
 def test_a_run_goes_on_behind_a_test_that_ended_the_process_and_is_not_repeated(tmp_path, monkeypatch, capsys):
     (tmp_path / "suite.py").write_text(SUITE)
     monkeypatch.setattr(peers, "FOLDER", tmp_path)

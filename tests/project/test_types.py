@@ -15,7 +15,7 @@ CHECKERS = {
     "pyright": ["--pythonpath", sys.executable],
 }
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.repository
 
 
 MORE = """

@@ -12,7 +12,10 @@ GITHUB = ROOT / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
 PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
 
-pytestmark = pytest.mark.skipif(not WORKFLOWS, reason="the tests run without the workflows")
+pytestmark = [
+    pytest.mark.repository,
+    pytest.mark.skipif(not WORKFLOWS, reason="the tests run without the workflows"),
+]
 
 
 @pytest.fixture(params=WORKFLOWS, ids=lambda path: path.stem)
