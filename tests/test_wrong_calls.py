@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import wrong_calls
 from helpers.cases import each
 from helpers.commands import invoke
 
@@ -23,8 +24,6 @@ KEY = Key.from_bytes(bytes(range(32)))
 def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     KEY.save("owner.key")
-    Path("shared").mkdir()
-    Path("shared").chmod(0o777)
     for number in (1, 2):
         Path(f"more{number}.csv").write_text(f"age\n{number}\n")
     return tmp_path
@@ -46,12 +45,13 @@ def test_import_matches_patterns_in_python_and_on_the_command_line():
     assert fastrack.import_samples("more*.csv", "one", KEY) == 1
 
 
-@each("line", ["keygen out/", "keygen shared/out", "keygen shared/out --identity", "import more1.csv out.safetensors"])
-def test_a_line_that_is_refused_makes_nothing(place, line):
-    before = names(place)
-    assert invoke([*line.split(), *(["-k", "owner.key"] if line.startswith("import") else [])]).exit_code
-    assert names(place) == before
-    assert names(Path("shared")) == []
+def test_a_line_that_is_refused_makes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with wrong_calls.prepared():
+        before = sorted(Path().rglob("*"))
+        for line in (*wrong_calls.LINES, "keygen shared/out --identity"):
+            assert wrong_calls.line(line) != (None, None), line
+            assert sorted(Path().rglob("*")) == before, line
 
 
 @each("line", ["keygen made", "keygen made --signer", "keygen made --json"])

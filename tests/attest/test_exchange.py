@@ -16,24 +16,13 @@ from helpers.cases import each
 from helpers.forking import in_forked_child
 from helpers.foundry import nvidia, tdx
 from helpers.foundry.authority import NOW, is_refused
-from helpers.foundry.machine import Machine, canonical, change, policy, roots, spots
+from helpers.foundry.machine import Machine, canonical, change, machine, policy, roots, small, spots
 
 import fastrack
 from fastrack import AttestationError, FormatError, attest
 from fastrack.grants import Grants, Identity, Recipient, Signer
 
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
-
-
-@cache
-def machine(cpu="tdx", gpus=1):
-    return Machine(cpu, gpus)
-
-
-@cache
-def small():
-    """Return a machine whose offers have few bytes."""
-    return Machine("tdx", 1, is_small=True)
 
 
 @cache

@@ -13,12 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import cache
 from http.client import HTTPException
 
 import pytest
 from helpers.foundry.authority import NOW
-from helpers.foundry.machine import Machine, change, policy, roots, spots
+from helpers.foundry.machine import change, machine, policy, roots, small, spots
 
 import fastrack
 from fastrack import attest
@@ -26,17 +25,6 @@ from fastrack.attest._broker.ledger import Ledger, read_log
 from fastrack.grants import Identity, Signer
 
 THREADS = 16
-
-
-@cache
-def machine(cpu="tdx", gpus=1):
-    return Machine(cpu, gpus)
-
-
-@cache
-def small():
-    """Return a machine whose offers are made and verified fast."""
-    return Machine("tdx", 1, is_small=True)
 
 
 @pytest.fixture

@@ -21,6 +21,8 @@ from fastrack._keys.keyring import KEY_FILE_VARIABLE
 from fastrack._keys.keys import KEY_MODE_VARIABLE
 from fastrack.errors import FormatError
 
+pytestmark = pytest.mark.usefixtures("no_default_keys_afterwards")
+
 MODES = {"0440": 0o440, "0640": 0o640, "0444": 0o444, "0644": 0o644}
 
 
@@ -63,20 +65,6 @@ def key():
 def path(key, tmp_path):
     key.save(tmp_path / "owner.key")
     return tmp_path / "owner.key"
-
-
-@pytest.fixture
-def file(key, tmp_path):
-    tensors = {"x": np.arange(10), "data": np.arange(5), "offsets": np.array([0, 2, 5])}
-    fastrack.save_file(tensors, tmp_path / "sealed.safetensors", key)
-    with fastrack.load_file(tmp_path / "sealed.safetensors") as opened:
-        yield opened
-
-
-@pytest.fixture(autouse=True)
-def _no_default():
-    yield
-    use_keys(None)
 
 
 # Sources

@@ -16,18 +16,7 @@ from fastrack import Key, KeyRing, UnknownKeyError, use_keys
 from fastrack._keys import keyring
 from fastrack._keys.keyring import KEY_FILE_VARIABLE
 
-
-@pytest.fixture
-def file(key, tmp_path):
-    fastrack.save_file({"x": np.arange(10)}, tmp_path / "sealed.safetensors", key)
-    with fastrack.load_file(tmp_path / "sealed.safetensors") as opened:
-        yield opened
-
-
-@pytest.fixture(autouse=True)
-def _no_default():
-    yield
-    use_keys(None)
+pytestmark = pytest.mark.usefixtures("no_default_keys_afterwards")
 
 
 def in_thread(function):

@@ -7,40 +7,24 @@ import os
 import signal
 import time
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 from helpers.cases import each
 from helpers.forking import in_forked_child
 from helpers.foundry.authority import NOW
 from helpers.foundry.machine import Machine, policy, roots
+from helpers.serving_requests import HEAD, TOKENS, WRAPPED, sealed, torch
 
 import fastrack
+from examples.serving import sealing, shared, worker
+from examples.serving.sealing import RefusedError
 from fastrack import attest
 from fastrack.grants import Identity
-
-if not (Path(__file__).parents[2] / "examples").exists():
-    pytest.skip("the tests run without the examples", allow_module_level=True)
-torch = pytest.importorskip("torch")
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
-if not hasattr(os, "memfd_create") or not hasattr(signal, "sigtimedwait"):
-    pytest.skip("the server takes Linux", allow_module_level=True)
-
-from examples.serving import sealing, shared, worker  # noqa: E402
-from examples.serving.sealing import RefusedError  # noqa: E402
-
-TOKENS = torch.arange(7)
-HEAD, WRAPPED = 64, 1168  # bytes of the first two parts
 
 
 @pytest.fixture(scope="module")
 def machine():
     return Identity.generate()
-
-
-def sealed(recipient, tokens=TOKENS, *, edition="", age=0):
-    return sealing.seal_request(tokens, recipient, edition=edition, now=int(time.time()) - age)
 
 
 def opened(body, machine, admit=lambda head: None):

@@ -13,32 +13,18 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from helpers.serving_requests import HEAD, TOKENS, WRAPPED, sealed, torch
 
 import fastrack
+from examples.serving import __main__, demo, model, sealing, supervisor, weights
+from examples.serving.client import Client
+from examples.serving.refusals import RefusedError, told
 from fastrack import attest
 from fastrack.grants import Identity, Signer
-
-if not (Path(__file__).parents[2] / "examples").exists():
-    pytest.skip("the tests run without the examples", allow_module_level=True)
-torch = pytest.importorskip("torch")
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
-if not hasattr(os, "memfd_create") or not hasattr(signal, "sigtimedwait"):
-    pytest.skip("the server takes Linux", allow_module_level=True)
-
-from examples.serving import __main__, demo, model, sealing, supervisor, weights  # noqa: E402
-from examples.serving.client import Client  # noqa: E402
-from examples.serving.refusals import RefusedError, told  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
 CONFIG = model.Config()
-TOKENS = torch.arange(7)
-HEAD, WRAPPED = 64, 1168  # bytes of the first two parts of a request
-
-
-def sealed(recipient, tokens=TOKENS, *, edition="", age=0):
-    return sealing.seal_request(tokens, recipient, edition=edition, now=int(time.time()) - age)
 
 
 @pytest.fixture(scope="module")

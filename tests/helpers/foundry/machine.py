@@ -97,6 +97,17 @@ def make_manifests(measurements, ocsp, **options):
     return tuple(attest.ManifestEvidence(data, ocsp) for data in (driver, vbios))
 
 
+@cache
+def machine(cpu="tdx", gpus=1):
+    return Machine(cpu, gpus)
+
+
+@cache
+def small():
+    """Return a machine whose offers have few bytes, and are made and verified fast."""
+    return Machine("tdx", 1, is_small=True)
+
+
 def spots(document):
     """List the places of all strings in a document, as paths of members and indexes."""
     found = []
