@@ -50,15 +50,15 @@ from fastrack._training.collate import collate as collate
 from fastrack._training.dataset import SealedDataset as SealedDataset
 from fastrack._training.index_dataset import index_dataset as index_dataset
 from fastrack._training.loader import wrap as wrap
-from fastrack._training.model import load_model as load_model, save_model as save_model
-from fastrack._training.offload import offload as offload
+from fastrack._models.load import load_model as load_model, save_model as save_model
+from fastrack._models.offload import offload as offload
 from fastrack._training.streaming import StreamingSealedDataset as StreamingSealedDataset
-from fastrack._training.reloadable import reloadable as reloadable
+from fastrack._models.reloadable import reloadable as reloadable
 from fastrack._transfer.api import synchronize as synchronize, to_device as to_device, to_host as to_host
 from fastrack._transfer.channel import Channel as Channel
 from fastrack._protect.folders import write_folder as write_folder
-from fastrack._transfer.mounts import mount_folder as mount_folder
-from fastrack._transfer.safe_open import load_tensors as load_tensors, safe_open as safe_open
+from fastrack._models.mounts import mount_folder as mount_folder
+from fastrack._models.safe_open import load_tensors as load_tensors, safe_open as safe_open
 from fastrack._transfer.vault import Ticket as Ticket, Vault as Vault
 from fastrack._util.trace import trace as trace
 from fastrack._version import __version__ as __version__

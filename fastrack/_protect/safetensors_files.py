@@ -11,11 +11,11 @@ import numpy as np
 from fastrack._files.plain_tensor import PlainTensor
 from fastrack._files.reader import SealedFile
 from fastrack._files.unseal_file import write_plaintext
+from fastrack._models.safe_open import safe_open
 from fastrack._protect.sealing import Protection, is_stream, open_sealed, read_sealed, seal_tensors
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Bytes
 from fastrack._transfer import replaced
-from fastrack._transfer.safe_open import safe_open
 from fastrack._util.locations import locate
 from fastrack._util.replacing import find_holder
 from fastrack.errors import FastrackError, FormatError

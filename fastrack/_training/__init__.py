@@ -1,1 +1,1 @@
-"""Join data sets, loaders, models and checkpoints to the transfers."""
+"""Join data sets, loaders and checkpoints to the transfers."""

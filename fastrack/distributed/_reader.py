@@ -19,6 +19,7 @@ from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices import canonical
 from fastrack._files.reader import SealedFile
 from fastrack._keys.keyring import KeyRing, KeySource
+from fastrack._models.load import Step, fill, fits_in_place
 from fastrack._sealed.contexts import Edition, new_file_id
 from fastrack._sealed.message_headers import open_headers
 from fastrack._sealed.seal import unseal
@@ -28,7 +29,6 @@ from fastrack._sets.load_file import load_file, resolve_anchor
 from fastrack._tensors.arrays import Framework
 from fastrack._training.checkpoints.checkpoint import find_message, open_checkpoint
 from fastrack._training.checkpoints.state import decode_state
-from fastrack._training.model import Step, fill, fits_in_place
 from fastrack._transfer.api import to_device
 from fastrack._util.locations import join, locate_target
 from fastrack.distributed._description import NAME, InFolder, Shard, parse, shard_file

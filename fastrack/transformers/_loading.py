@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fastrack._keys.keyring import KeyRing, KeySource
+from fastrack._models.mounts import Mount
 from fastrack._sets.folder import SealedFolder, open_folder
-from fastrack._transfer.mounts import Mount
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 from fastrack.transformers._offload import attach, taking_changed

@@ -12,13 +12,13 @@ from typing import Any
 
 from fastrack._crypto.base import HostMemory
 from fastrack._keys.keyring import KeyRing
+from fastrack._models.mounts import Mount
+from fastrack._models.offload import Opener, Weights, guard, openers_of
 from fastrack._sealed.scales import WIDENED
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._sets.folder import SealedFolder, is_widened, own_tensors
 from fastrack._tensors import arrays
-from fastrack._training.offload import Opener, Weights, guard, openers_of
 from fastrack._transfer import replaced
-from fastrack._transfer.mounts import Mount
 from fastrack._transfer.vault import Ticket, Vault
 
 _taken: dict[str, Changed] = {}  # by the paths of the folders that transformers would write to

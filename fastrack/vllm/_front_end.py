@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastrack._keys.keyring import KeyRing
+from fastrack._models.mounts import Mount
 from fastrack._sets.folder import load_folder
-from fastrack._transfer.mounts import Mount
 from fastrack._util.replacing import replace
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError

@@ -12,9 +12,9 @@ from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from fastrack._keys.keyring import KeyRing
+from fastrack._models.lazy_weights import lazy_weights
 from fastrack._sets.folder import SealedFolder, load_folder
 from fastrack._transfer.api import to_device
-from fastrack._transfer.lazy_weights import lazy_weights
 from fastrack.errors import FormatError, RollbackError
 from fastrack.vllm._folders import authenticate, digest_of
 

@@ -19,6 +19,7 @@ TURNED = [
     ("_crypto/session.py", "from fastrack._transfer.api import to_device"),
     ("_devices/base.py", "from fastrack._sealed.tensor import SealedTensor"),
     ("_sealed/messages.py", "from fastrack._devices import canonical"),
+    ("_models/load.py", "from fastrack._training.collate import collate"),
     ("_training/loader.py", "def later():\n    from fastrack._cli import main"),
     ("attest/_exchange.py", "from fastrack._sets.manifest import Manifest"),
     ("attest/_formats/x509.py", "from fastrack._sealed.tensor import SealedTensor"),
@@ -65,7 +66,7 @@ def test_the_package_has_few_files_and_its_packages():
     files = {path.name for path in tracked if path.is_file()}
     assert files == {"__init__.py", "__init__.pyi", "__main__.py", "_version.py", "errors.py", "format.py", "py.typed"}
     packages = {path.name for path in tracked if path.is_dir()}
-    assert sum(name.startswith("_") for name in packages) <= 15
+    assert sum(name.startswith("_") for name in packages) <= 20
     public = {"attest", "distributed", "grants", "kv", "providers", "ray", "tour", "transformers", "vllm"}
     assert {name for name in packages if not name.startswith("_")} <= public
 

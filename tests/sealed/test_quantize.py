@@ -12,8 +12,8 @@ from safetensors.torch import save_file as save_plain
 
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, load_folder, seal_folder, unseal_folder
+from fastrack._models.lazy_weights import lazy_weights
 from fastrack._sets import quantize as module
-from fastrack._transfer.lazy_weights import lazy_weights
 
 KEY = Key.from_bytes(bytes(range(32)))
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")

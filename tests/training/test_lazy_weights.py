@@ -15,7 +15,7 @@ from helpers.cases import each
 
 import fastrack
 from fastrack import Key, load_folder, seal, seal_folder
-from fastrack._transfer.lazy_weights import LazyTensor, SealedWeight, lazy_weights
+from fastrack._models.lazy_weights import LazyTensor, SealedWeight, lazy_weights
 from fastrack.errors import AuthenticationError, FormatError, RollbackError, UnknownKeyError
 from fastrack.transformers import from_pretrained, load_adapter
 

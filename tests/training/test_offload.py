@@ -13,7 +13,7 @@ from helpers.forking import in_forked_child
 from helpers.tampering import tamper_file
 
 import fastrack
-from fastrack._training.offload import Weights
+from fastrack._models.offload import Weights
 from fastrack.errors import AuthenticationError, DeviceError, FormatError, UnknownKeyError
 
 pytest.importorskip("accelerate")

@@ -11,12 +11,12 @@ from fastrack._devices import canonical
 from fastrack._files.reader import SealedFile
 from fastrack._files.writer import write_checkpoint
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource
+from fastrack._models.sharded import save_gathered
 from fastrack._sealed.seal import unseal
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._sets.load_file import load_file
 from fastrack._tensors.arrays import Framework
 from fastrack._tensors.sharded import is_sharded
-from fastrack._training.checkpoints.sharded import save_gathered
 from fastrack._training.checkpoints.state import decode_state, encode_state
 from fastrack._transfer.api import to_device
 from fastrack._util.locations import require_path

@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any, Self
 from fastrack._devices import canonical
 from fastrack._files.writer import plain_names
 from fastrack._keys.keyring import KeyRing, KeySource
+from fastrack._models.foreign_code import refuse_foreign_code, without_foreign_code
+from fastrack._models.lazy_weights import SealedWeight, lazy_weights
+from fastrack._models.safe_open import Slice, framework_of
 from fastrack._sealed.file_header import encode_header, parse_header
 from fastrack._sealed.scales import WIDENED
 from fastrack._sets.entries import PlainEntry, SealedEntry
@@ -23,9 +26,6 @@ from fastrack._sets.folder import SAFETENSORS, SealedFolder, open_folder, own_te
 from fastrack._sets.folder_writer import write_unsealed
 from fastrack._transfer import replaced
 from fastrack._transfer.api import to_device
-from fastrack._transfer.foreign_code import refuse_foreign_code, without_foreign_code
-from fastrack._transfer.lazy_weights import SealedWeight, lazy_weights
-from fastrack._transfer.safe_open import Slice, framework_of
 from fastrack._util.fork import remove_own
 from fastrack._util.public import public
 from fastrack.errors import FastrackError

@@ -14,6 +14,8 @@ from fastrack._devices import canonical
 from fastrack._files.reader import SealedFile
 from fastrack._files.writer import save_file
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource
+from fastrack._models.safe_open import require_tensors
+from fastrack._models.sharded import save_gathered
 from fastrack._sealed.scales import WIDENED
 from fastrack._sealed.tensor import SealedRows, SealedTensor, select_box
 from fastrack._sets.folder import SealedFolder, merge_tensors, open_folder
@@ -21,10 +23,8 @@ from fastrack._sets.load_file import load_file, resolve_anchor
 from fastrack._tensors import dtypes
 from fastrack._tensors.arrays import installed, storage_key
 from fastrack._tensors.sharded import is_sharded, local_box, local_part, sharding_problem
-from fastrack._training.checkpoints.sharded import save_gathered
 from fastrack._transfer.api import group, to_device
 from fastrack._transfer.inputs import ALLOCATE
-from fastrack._transfer.safe_open import require_tensors
 from fastrack._util.extras import require
 from fastrack._util.locations import locate, several
 from fastrack._util.public import public

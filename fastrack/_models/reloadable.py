@@ -10,7 +10,7 @@ from fastrack._util.public import public
 if TYPE_CHECKING:
     import torch
 
-    from fastrack._training.generations import ReloadableModule
+    from fastrack._models.generations import ReloadableModule
 
 
 @public
@@ -63,6 +63,6 @@ def reloadable(module: torch.nn.Module) -> ReloadableModule:
     True
     """
     require("torch", "reloadable", "torch")
-    from fastrack._training.generations import ReloadableModule
+    from fastrack._models.generations import ReloadableModule
 
     return ReloadableModule(module)

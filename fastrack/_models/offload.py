@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastrack._devices import canonical
 from fastrack._keys.keyring import KeyRing, KeySource
+from fastrack._models.load import fill, plan_load, require_module
 from fastrack._sets.folder import SealedFolder
 from fastrack._tensors import dtypes
 from fastrack._tensors.arrays import installed, storage_key
 from fastrack._tensors.sharded import is_sharded
-from fastrack._training.model import fill, plan_load, require_module
 from fastrack._transfer.api import to_device
 from fastrack._transfer.slots import Slots
 from fastrack._transfer.vault import Ticket, Vault, open_reused

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastrack._keys.keyring import KeySource
+from fastrack._models.load import load_model, require_module
 from fastrack._sets.folder import SealedFolder
 from fastrack._tensors.sharded import is_sharded
-from fastrack._training.model import load_model, require_module
 from fastrack._util.fork import per_process
 
 if TYPE_CHECKING:
