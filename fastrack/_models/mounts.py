@@ -17,10 +17,8 @@ from fastrack._devices import canonical
 from fastrack._files.writer import plain_names
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._models.foreign_code import refuse_foreign_code, without_foreign_code
-from fastrack._models.lazy_weights import SealedWeight, lazy_weights
-from fastrack._models.safe_open import Slice, framework_of
+from fastrack._models.safe_open import Source, framework_of, read_source, safe_open
 from fastrack._sealed.file_header import encode_header, parse_header
-from fastrack._sealed.scales import WIDENED
 from fastrack._sets.entries import PlainEntry, SealedEntry
 from fastrack._sets.folder import SAFETENSORS, SealedFolder, open_folder, own_tensors
 from fastrack._sets.folder_writer import write_unsealed
@@ -174,9 +172,17 @@ class Mount:
             path.unlink(missing_ok=True)
             path.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")  # a child process may open it by the path
 
-    def open(self, name: str, framework: str, device: object) -> MountedFile | None:
-        """Open a file of weights; return None for any other."""
-        return MountedFile(self, name, framework, device) if self._is_weights(name) else None
+    def open(self, name: str, framework: str, device: object) -> safe_open | None:
+        """Open a file of weights; return None for any other. Slices for torch open when they are moved, or used."""
+        if not self._is_weights(name):
+            return None
+        kind, target = framework_of(framework), canonical(f"cuda:{device}" if isinstance(device, int) else device)
+        with self.noted():
+            file = self.folder.open(name)
+        header = self.folder.header(name)  # of the plain file, to whose metadata 0.2 added a format
+        metadata = file.metadata if header is None else parse_header(header, None, file.path)[0]
+        tensors = own_tensors(self.folder, name, file)
+        return read_source(Source(file, tensors, metadata, self.transfer, is_lazy=True), kind, target)
 
     def transfer(self, sealed: Any, device: object, **options: Any) -> Any:
         """Open sealed tensors, like `to_device` with the keys of this folder."""
@@ -219,66 +225,6 @@ class Mount:
         self._end()
         if self._failure is not None and error is not self._failure and (error is None or isinstance(error, Exception)):
             raise self._failure from None
-
-
-class MountedFile:
-    """``safetensors.safe_open`` of a sealed file in a mounted folder.
-
-    Slices for torch open when they are moved, or used as tensors.
-    """
-
-    def __init__(self, mount: Mount, name: str, framework: str, device: object) -> None:
-        self._mount = mount
-        self._framework = framework_of(framework)
-        self._device = canonical(f"cuda:{device}" if isinstance(device, int) else device)
-        with mount.noted():
-            self._file = mount.folder.open(name)
-        header = mount.folder.header(name)  # of the plain file, to whose metadata 0.2 added a format
-        self._metadata = self._file.metadata if header is None else parse_header(header, None, self._file.path)[0]
-        self._tensors = own_tensors(mount.folder, name, self._file)
-        self._weights = lazy_weights(self._tensors, mount.transfer, self._device)
-
-    def keys(self) -> list[str]:
-        """Return the names of the tensors, in alphabetical order."""
-        return sorted(self._tensors)
-
-    def offset_keys(self) -> list[str]:
-        """Return the names of the tensors, in the order of the file."""
-        return list(self._tensors)
-
-    def metadata(self) -> dict[str, str] | None:
-        """Return the metadata that the file had before it was sealed, None without any. The index authenticates it."""
-        return dict(self._metadata) or None
-
-    def get_tensor(self, name: str) -> Any:
-        """Open a tensor."""
-        return self.get_tensors([name])[name]
-
-    def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Any]:
-        """Open tensors, all by default. Quantised ones are widened unless the plain file had their scales."""
-        chosen = self.offset_keys() if names is None else list(names)
-        widened = {name: self._tensors[name] for name in chosen if self._is_widened(name)}
-        others = {name: self._tensors[name] for name in chosen if name not in widened}
-        opened = {**self._open(others), **self._open(widened, dtype=WIDENED)}
-        return {name: opened[name] for name in chosen}
-
-    def get_slice(self, name: str) -> SealedWeight | Slice:
-        """Return a tensor whose parts open as they are asked for, or, for torch, on the device that they go to."""
-        return (
-            self._weights[name][...] if self._framework in {None, "torch"} else Slice(self._open, self._tensors[name])
-        )
-
-    def _is_widened(self, name: str) -> bool:
-        return self._weights[name].get_dtype() != self._tensors[name].dtype
-
-    def _open(self, sealed: Any, **options: Any) -> Any:
-        return self._mount.transfer(sealed, self._device, framework=self._framework, **options)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
 
 
 def _open_mounted(filename: Any, framework: Any = "pt", device: Any = "cpu", **_: Any) -> Any:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypedDict, Unpack, overload
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypedDict, Unpack, overload
 
 from fastrack._devices import canonical
 from fastrack._files.reader import SealedFile
 from fastrack._keys.keyring import KeyRing, KeySource
-from fastrack._sealed.tensor import SealedTensor
+from fastrack._models.lazy_weights import SealedWeight, lazy_weights
+from fastrack._sealed.scales import WIDENED
+from fastrack._sealed.tensor import SealedRows, SealedTensor
+from fastrack._sets.folder import is_widened
 from fastrack._sets.load_file import load_file
+from fastrack._tensors import dtypes
 from fastrack._tensors.arrays import Array, Framework
 from fastrack._transfer.api import to_device
 from fastrack._transfer.prefetch import Plan, PrefetchLoader, TensorMeta
@@ -112,24 +116,35 @@ def load_tensors(
     >>> fastrack.load_tensors("data.safetensors", keys=key, framework="numpy")
     {'x': array([0, 1, 2]), 'y': array([1., 1.])}
     """
-    device, kind = canonical(device), framework_of(framework)
-    with load_file(path, anchor=anchor) as file:
-        require_tensors(file)
+    with safe_open(path, framework, device, keys=keys, anchor=anchor, dtype=dtype) as reader:
+        file = reader._source.file  # noqa: SLF001 - of this module
         if not file and file.names:
             raise FormatError(
                 f"{file.path}: expected sealed tensors, got unencrypted ones alone. `fastrack seal` seals a file; "
                 "load_file(path).plain reads it as it is"
             )
-        opened: dict[str, Any] = to_device(
-            {name: file[name] for name in names_of(file, dtype)}, device, keys=keys, framework=kind, dtype=dtype
-        )
-    return opened
+        return reader.get_tensors()
 
 
-def names_of(file: SealedFile, dtype: object) -> list[str]:
-    """Return the names of the sealed tensors of a file, with a dtype without those of scales."""
-    scales = set() if dtype is None else {scale.name for tensor in file.values() if (scale := tensor.scale) is not None}
-    return [name for name in file if name not in scales]
+class Source(NamedTuple):
+    """What a reader reads: a file, the tensors of it that are asked for by their names, and what opens these.
+
+    Attributes
+    ----------
+    file : which the reader closes
+    tensors : in the order of the file. Those whose scales are not among them open as their product with these
+    metadata : of the file before it was sealed
+    transfer : like `to_device`, with keys
+    dtype : of what it opens, as for `to_device`. With it `offset_keys` leaves out scales
+    is_lazy : whether slices for torch open where they go to
+    """
+
+    file: SealedFile
+    tensors: Mapping[str, SealedTensor]
+    metadata: Mapping[str, str]
+    transfer: Callable[..., Any]
+    dtype: object = None
+    is_lazy: bool = False
 
 
 def require_tensors(file: SealedFile) -> None:
@@ -199,46 +214,60 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         anchor: Anchor | str | os.PathLike[str] | None = None,
         dtype: object = None,
     ) -> None:
-        self._dtype = dtype
-        self._framework = framework_of(framework)
-        self._device = canonical(device)
-        self._keys = None if keys is None else KeyRing.resolve(keys)
-        self._file = load_file(filename, anchor=anchor)
-        require_tensors(self._file)
+        kind, target = framework_of(framework), canonical(device)
+        transfer = partial(to_device, keys=None if keys is None else KeyRing.resolve(keys))
+        file = load_file(filename, anchor=anchor)
+        require_tensors(file)
+        self._read(Source(file, file, file.metadata, transfer, dtype), kind, target)
+
+    def _read(self, source: Source, framework: Framework | None, device: str) -> None:
+        self._source, self._framework, self._device = source, framework, device
+        is_lazy = source.is_lazy and framework in {None, "torch"}
+        self._weights = lazy_weights(source.tensors, source.transfer, device) if is_lazy else None
         self._metas: dict[str, TensorMeta] | None = None
 
     def keys(self) -> list[str]:
         """Return the names of the sealed tensors, in alphabetical order."""
-        return sorted(names_of(self._file, self._dtype))
+        return sorted(self.offset_keys())
 
     def offset_keys(self) -> list[str]:
         """Return the names of the sealed tensors, in the order of the file."""
-        return names_of(self._file, self._dtype)
+        tensors, dtype = self._source.tensors, self._source.dtype
+        scales = () if dtype is None else {each.scale.name for each in tensors.values() if each.scale is not None}
+        return [name for name in tensors if name not in scales]
 
     def metadata(self) -> dict[str, str] | None:
         """Return the owner's metadata of the file, None without any. It is neither encrypted nor authenticated."""
-        return dict(self._file.metadata) or None
+        return dict(self._source.metadata) or None
 
     def get_tensor(self, name: str) -> Any:
         """Open a tensor on the device."""
-        return self._open(self._file[name])
+        tensor = self._source.tensors[name]
+        return self._open(tensor, self._dtype_of(tensor))
 
     def get_tensors(self) -> dict[str, Any]:
         """Open all sealed tensors on the device, in one transfer."""
-        opened: dict[str, Any] = self._open({name: self._file[name] for name in self.offset_keys()})
-        return opened
+        names, groups = self.offset_keys(), dict[object, dict[str, SealedTensor]]()
+        for name in names:
+            tensor = self._source.tensors[name]
+            groups.setdefault(self._dtype_of(tensor), {})[name] = tensor
+        opened: dict[str, Any] = {}
+        for dtype, group in groups.items():
+            opened |= self._open(group, dtype)
+        return {name: opened[name] for name in names}
 
     def get_tensor_meta(self, name: str) -> TensorMeta:
         """Return dtype, shape and offsets of a tensor, by the header alone, like safetensors 0.9."""
         if self._metas is None:
-            tensors = {each: self._file[each] for each in self.offset_keys()}
-            ends = itertools.accumulate(tensor.nbytes for tensor in tensors.values())
-            self._metas = {
-                each: TensorMeta(tensor.dtype, list(tensor.shape), (end - tensor.nbytes, end))
-                for (each, tensor), end in zip(tensors.items(), ends, strict=True)
-            }
+            self._metas, start = {}, 0
+            for each in self.offset_keys():
+                tensor = self._source.tensors[each]
+                dtype = WIDENED if is_widened(tensor, self._source.tensors) else tensor.dtype
+                stop = start + dtypes.nbytes(dtype, tensor.shape)
+                self._metas[each] = TensorMeta(dtype, list(tensor.shape), (start, stop))
+                start = stop
         if name not in self._metas:
-            raise KeyError(f"{self._file.path}: tensor {shown(name)}: {list_names(name, self._metas)}")
+            raise KeyError(f"{self._source.file.path}: tensor {shown(name)}: {list_names(name, self._metas)}")
         return self._metas[name]
 
     def prefetch(self, plan: Plan | None = None, *, device: object = None, threads: int = 8) -> PrefetchLoader[str]:
@@ -255,37 +284,50 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         threads : int
             As safetensors takes it, without effect: one thread opens, with all cores for each tensor.
         """
-        wanted = dict.fromkeys(self.offset_keys()) if plan is None else dict(plan)
-        sealed = {name: self._file[name] for name in wanted}
-        places = {name: place for place, name in enumerate(self.offset_keys())}
+        names = self.offset_keys()
+        wanted = dict.fromkeys(names) if plan is None else dict(plan)
+        sealed = {name: self._source.tensors[name] for name in wanted}
+        places = {name: place for place, name in enumerate(names)}
         ordered = sorted(sealed, key=lambda name: places.get(name, len(places)))  # scales come last, if asked for
         target = self._device if device is None else canonical(f"cuda:{device}" if isinstance(device, int) else device)
         parts = {name: sealed[name] if (rows := wanted[name]) is None else sealed[name][rows] for name in ordered}
 
-        def open_part(part: Any) -> Any:
-            return to_device(part, target, keys=self._keys, framework=self._framework, dtype=self._dtype)
+        def open_part(part: SealedTensor | SealedRows) -> Any:
+            return self._open(part, self._dtype_of(sealed[part.name]), target)
 
         return PrefetchLoader(parts, open_part)
 
-    def get_slice(self, name: str) -> Slice:
+    def get_slice(self, name: str) -> Slice | SealedWeight:
         """Return a slice object for a tensor. Indexing it opens a part, out of the part's chunks alone.
 
         It has ``get_shape()`` and ``get_dtype()``, and takes the indices of `SealedTensor`, or ``...`` for the whole
         tensor.
         """
-        return Slice(self._open, self._file[name])
+        if self._weights is not None:
+            return self._weights[name][...]
+        return Slice(partial(self._open, dtype=self._source.dtype), self._source.tensors[name])
 
-    def _open(self, sealed: Any) -> Any:
-        return to_device(sealed, self._device, keys=self._keys, framework=self._framework, dtype=self._dtype)
+    def _dtype_of(self, tensor: SealedTensor) -> object:
+        return WIDENED if is_widened(tensor, self._source.tensors) else self._source.dtype
+
+    def _open(self, sealed: Any, dtype: object, device: str | None = None) -> Any:
+        return self._source.transfer(sealed, device or self._device, framework=self._framework, dtype=dtype)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        self._source.file.close()
 
     def __repr__(self) -> str:
-        return f"<safe_open of {self._file!r} on {self._device}>"
+        return f"<safe_open of {self._source.file!r} on {self._device}>"
+
+
+def read_source(source: Source, framework: Framework | None, device: str) -> safe_open:
+    """Return a reader of tensors that are open as sealed ones."""
+    reader = safe_open.__new__(safe_open)
+    reader._read(source, framework, device)  # noqa: SLF001 - of this module
+    return reader
 
 
 class Slice:
