@@ -10,7 +10,8 @@ from typing import NoReturn
 from fastrack._crypto import derivation
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.message_keys import MessageKeys
-from fastrack._util.fork import register_fork_reset
+from fastrack._crypto.secret_bytes import SecretBytes
+from fastrack._util.fork import per_process, register_fork_reset
 from fastrack.errors import ClosedError
 from fastrack.format import SALT_SIZE
 
@@ -26,16 +27,13 @@ class Session:
     """
 
     def __init__(self, bits: int = 256) -> None:
-        self._secret: bytearray | None = bytearray(os.urandom(bits // 8))
+        self._lock = per_process(self, "_lock", threading.Lock)
+        self._secret: SecretBytes | None = SecretBytes(bits // 8)
         self.reset_after_fork()
         register_fork_reset(self)
 
     def reset_after_fork(self) -> None:
         """Start over with a new secret, unless the session was wiped."""
-        self._lock = threading.Lock()
-        self._replace()
-
-    def _replace(self) -> None:
         self._owner = os.getpid()
         self._counter = 0
         if self._secret is not None:
@@ -62,9 +60,9 @@ class Session:
             headers, memory = list(map(derivation.new_header, salts)), keys.reserve(rows, 8 * len(secret))
             derivation.derive_rows(secret, headers, [_CONTEXT] * len(rows), rows, memory)
 
-    def _require_secret(self) -> bytearray:
+    def _require_secret(self) -> SecretBytes:
         if self._owner != os.getpid():  # a fork that Python did not detect
-            self._replace()
+            self.reset_after_fork()
         if self._secret is None:
             raise ClosedError("expected an open session, got a wiped one; open another channel")
         return self._secret
@@ -77,12 +75,8 @@ class Session:
         """Overwrite the secret with zeros. `next_key` raises ClosedError afterwards."""
         with self._lock:
             if self._secret is not None:
-                self._secret[:] = bytes(len(self._secret))
+                self._secret.wipe()
             self._secret = None
-
-    def __del__(self) -> None:
-        if hasattr(self, "_lock"):
-            self.wipe()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a session stays in its process and cannot be pickled; open a channel where it is needed")

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fastrack._crypto import cobblestone, derivation
 from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto.secret_bytes import SecretBytes
 from fastrack._util.fork import register_fork_reset
 from fastrack.errors import AuthenticationError, ClosedError
 from fastrack.format import HEADER_SIZE, SALT_SIZE
@@ -69,18 +70,18 @@ class GroupSession:
     ) -> None:
         self.run = run
         self._process = os.getpid()
-        self._secrets = bytearray(len(secret) + MAC_SIZE + LATER_SIZE)
+        self._secrets = SecretBytes(len(secret) + MAC_SIZE + LATER_SIZE)
         self._size = len(secret)
         numbers = struct.pack(f">{len(ranks) + 1}Q", len(ranks), *ranks)
         info = b"".join((_CONTEXT, _sized(run), _sized(name), numbers, *randoms))
-        material = bytearray(len(secret) + (LATER_SIZE if within else 0))
+        material = SecretBytes(len(secret) + (LATER_SIZE if within else 0))
         try:
             material[: len(secret)] = secret
             if within:
                 material[len(secret) :] = within._view()[-LATER_SIZE:]  # noqa: SLF001 - of its own class
             HKDF(SHA512(), len(self._secrets), salt=None, info=info).derive_into(material, self._secrets)
         finally:
-            material[:] = bytes(len(material))
+            material.wipe()
         register_fork_reset(self)
 
     def reset_after_fork(self) -> None:
@@ -89,7 +90,7 @@ class GroupSession:
 
     def wipe(self) -> None:
         """Overwrite the secrets with zeros. All later calls raise ClosedError."""
-        self._secrets[:] = bytes(len(self._secrets))
+        self._secrets.wipe()
         self._process = 0
 
     def seal(self, route: Route) -> tuple[bytes, MessageKey]:
@@ -119,10 +120,6 @@ class GroupSession:
                 "make another"
             )
         return memoryview(self._secrets)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_secrets"):
-            self.wipe()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a session stays in its process and cannot be pickled; make a group in each process")

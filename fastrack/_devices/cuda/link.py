@@ -22,7 +22,7 @@ from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Driver, Event, Memory
 from fastrack._devices.cuda.host_memory import staging_memory
 from fastrack._devices.cuda.streams import Pipeline
-from fastrack._util.fork import register_fork_reset
+from fastrack._util.fork import per_process, register_fork_reset
 from fastrack.errors import ClosedError
 from fastrack.format import CHUNK_SIZE, TAG_SIZE
 
@@ -72,7 +72,7 @@ class LinkKey:
         self.calls = 0
         self.next = 0
         self._engine = engine
-        self._lock = threading.RLock()
+        self._lock = per_process(self, "_lock", threading.RLock)
         self.place: _Place | None = place
         self.state = place.memory.pointer
         self._schedule: Any = None
@@ -110,7 +110,6 @@ class LinkKey:
 
     def reset_after_fork(self) -> None:
         """Wipe the key in a forked child."""
-        self._lock = threading.RLock()
         self.wipe()
 
     def seal(self, plain: Bytes, sealed: Bytes) -> int:
