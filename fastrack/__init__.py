@@ -15,53 +15,7 @@ from fastrack._util import registry as _registry
 from fastrack._util.pickles import unpickle as _unpickle  # noqa: F401 - pickles of handles name it
 from fastrack._util.public import lazy as _lazy
 
-_NAMES = {
-    "_keys.keyring": ("KeyLike", "KeyProvider", "KeyRing", "KeySource", "use_keys"),
-    "_keys.keys": ("Key",),
-    "_protect.folders": ("write_folder",),
-    "_sets.anchor": ("Anchor",),
-    "_files.byte_reader": ("open_bytes",),
-    "_sets.folder": ("SealedFolder", "load_folder"),
-    "_sets.folder_writer": ("seal_folder", "unseal_folder"),
-    "_sets.manifest": ("Manifest", "load_manifest"),
-    "_sets.publish": ("publish",),
-    "_files.reader": ("SealedFile", "check_file", "verify_file"),
-    "_sets.load_file": ("load_file",),
-    "_files.rekey": ("rekey_file",),
-    "_protect.protection": ("protect_checkpoints",),
-    "_protect.rehearsal": ("is_rehearsing", "rehearse_save"),
-    "_samples.export": ("export_samples",),
-    "_samples.sources": ("import_samples",),
-    "_samples.dataset_writer": ("DatasetWriter",),
-    "_sealed.seal": ("seal", "unseal"),
-    "_sealed.tensor": ("SealedRows", "SealedTensor"),
-    "_files.seal_file": ("seal_file",),
-    "_files.unseal_file": ("unseal_file",),
-    "_files.writer": ("save_file",),
-    "_training.checkpoints.checkpoint": ("load_checkpoint", "save_checkpoint"),
-    "_training.checkpoints.preemption": ("PreemptionNotice",),
-    "_training.collate": ("collate",),
-    "_training.dataset": ("SealedDataset",),
-    "_training.index_dataset": ("index_dataset",),
-    "_training.loader": ("wrap",),
-    "_models.load": ("load_model", "save_model"),
-    "_models.offload": ("offload",),
-    "_training.streaming": ("StreamingSealedDataset",),
-    "_models.reloadable": ("reloadable",),
-    "_transfer.activations": ("sealed_activations",),
-    "_transfer.api": ("synchronize", "to_device", "to_host"),
-    "_transfer.channel": ("Channel",),
-    "_models.mounts": ("mount_folder",),
-    "_models.safe_open": ("load_tensors", "safe_open"),
-    "_transfer.vault": ("Ticket", "Vault"),
-    "_util.trace": ("trace",),
-    "_version": ("__version__",),
-    "errors": tuple(errors.__all__),
-}
-_SUBMODULES = ("attest", "distributed", "format", "grants", "kv", "providers", "ray", "tour", "transformers", "vllm")
-_HOMES = {name: f"fastrack.{module}" for module, names in _NAMES.items() for name in names}
-__all__ = sorted(_HOMES)  # noqa: PLE0605 - from one table
-__getattr__, __dir__ = _lazy(__name__, _NAMES, globals(), _SUBMODULES)
+__getattr__, __dir__ = _lazy(globals())
 
 _registry.COMPILERS |= {
     "commands": "_devices.cuda.jit_commands:build_commands",

@@ -1,4 +1,4 @@
-# The public names, for type checkers. Where they come from is `_NAMES` of `__init__.py`.
+# The public names and the modules that they come from, for type checkers and for `__init__.py`, which reads this file.
 
 from fastrack import (
     attest as attest,

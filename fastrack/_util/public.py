@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Callable, Mapping
+from functools import cache, wraps
 from importlib import import_module
 from types import FunctionType
 from typing import Any, TypeVar
@@ -27,16 +27,12 @@ _VERBS = {"load": "load_file", "save": "save_file", "encrypt": "seal", "decrypt"
 
 
 def public(thing: T) -> T:
-    """Set ``__module__`` of a class or function to "fastrack", and have its calls explained that do not fit.
+    """Set ``__module__`` of a class or function to the package that has it, and have its calls explained.
 
-    Tracebacks, pickles and documentation name it from there.
+    The package is what comes before the first private name: "fastrack", or such as "fastrack.attest". Tracebacks,
+    pickles and documentation name the class or function from there.
     """
-    return published(thing, "fastrack")
-
-
-def attest_public(thing: T) -> T:
-    """Set ``__module__`` of a class or function to "fastrack.attest", like `public` for `fastrack`."""
-    return published(thing, "fastrack.attest")
+    return published(thing, thing.__module__.partition("._")[0])
 
 
 def published(thing: T, module: str) -> T:
@@ -80,27 +76,43 @@ def _explain(function: Callable[..., Any], name: str, problem: str, given: Mappi
     return ". ".join([message, *advice[:1], *([_ELSEWHERE[name]] if name in _ELSEWHERE else [])])
 
 
-def lazy(
-    package: str, names: Mapping[str, Sequence[str]], namespace: dict[str, Any], submodules: Sequence[str] = ()
-) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+def lazy(namespace: dict[str, Any]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` for a package that imports its public names on first use.
 
-    `names` has the modules of the package, each with its public names; ``__init__.pyi`` tells type checkers. Submodules
-    are imported on first use too, but not listed by ``dir``: who asks for all that it lists, such as a debugger, would
-    import frameworks, and fail where one is not installed.
+    ``__init__.pyi`` lists them, for type checkers as for this function, which reads it when the first name, or
+    `__all__`, is asked for. The package's own modules that it lists are imported on first use too, but are in neither
+    list: who asks for all that ``dir`` lists, such as a debugger, would import frameworks, and fail where one is not
+    installed.
     """
-    homes = {name: f"{package}.{module}" for module, listed in names.items() for name in listed}
+    package = namespace["__name__"]
+
+    @cache
+    def homes() -> dict[str, str]:
+        return _read_homes(namespace)
+
+    def names() -> list[str]:
+        return sorted(name for name, home in homes().items() if home != package)
 
     def load(name: str) -> object:
-        if name in submodules:
-            return import_module(f"{package}.{name}")
-        if name not in homes:
+        home = homes().get(name)
+        if name == "__all__":
+            value: object = names()
+        elif home is None:
             from difflib import get_close_matches  # deferred: few processes need it
 
-            near = [] if name.startswith("_") else get_close_matches(_VERBS.get(name, name), homes, n=1)
+            near = [] if name.startswith("_") else get_close_matches(_VERBS.get(name, name), names(), n=1)
             advice = f". Did you mean {near[0]}?" if near else ""
             raise AttributeError(f"module {package!r} has no attribute {name!r}{advice}", name=name)
-        namespace[name] = value = getattr(import_module(homes[name]), name)
+        else:
+            value = import_module(f"{package}.{name}") if home == package else getattr(import_module(home), name)
+        namespace[name] = value
         return value
 
-    return load, lambda: sorted({*namespace, *homes})
+    return load, lambda: sorted({*namespace, "__all__", *names()})
+
+
+def _read_homes(namespace: Mapping[str, Any]) -> dict[str, str]:
+    """Return the module of each name that a package's stub imports in the form ``from module import name as name``."""
+    stub = namespace["__spec__"].loader.get_data(f"{namespace['__file__'].rpartition('.')[0]}.pyi").decode()
+    statements = [each.partition(" import ") for each in f"\n{stub}".split("\nfrom ")[1:]]
+    return {name.split()[0].rstrip(","): home for home, _, names in statements for name in names.split(" as ")[1:]}

@@ -17,43 +17,5 @@ A public name is imported when it is first used.
 """
 
 from fastrack._util.public import lazy
-from fastrack.errors import AttestationError  # noqa: F401
 
-_NAMES = {
-    "_client": ("fetch_keys",),
-    "_collect": ("collect_evidence",),
-    "_cpu.event_log": ("EventLog", "EventRule", "MeasuredEvent"),
-    "_cpu.snp": ("VerifiedSnpReport", "verify_snp_report"),
-    "_cpu.snp_kind": ("SnpEvidence", "SnpPolicy"),
-    "_cpu.snp_report": ("SnpProduct", "SnpReport", "SnpTcb", "parse_snp_report"),
-    "_cpu.tdx": ("VerifiedTdxQuote", "verify_tdx_quote"),
-    "_cpu.tdx_collateral": ("TcbLevel", "TcbStatus", "TdxCollateral", "TdxTcb"),
-    "_cpu.tdx_kind": ("TdxEvidence", "TdxPolicy"),
-    "_cpu.tdx_pck": ("PckIdentity",),
-    "_cpu.tdx_quote": ("TdReport", "TdxQuote", "parse_tdx_quote"),
-    "_draft": ("compare_policies", "draft_policy"),
-    "_exchange": (
-        "PendingOffer",
-        "TrustedRoots",
-        "VerifiedOffer",
-        "issue_grants",
-        "make_offer",
-        "verify_evidence",
-        "verify_offer",
-    ),
-    "_fetch.collateral": ("CollateralServices", "FetchedDocument", "fetch_collateral"),
-    "_formats.ocsp": ("VerifiedOcspResponse", "verify_ocsp_response"),
-    "_formats.roots": ("AMD_ROOTS", "INTEL_ROOTS", "NVIDIA_RIM_ROOTS", "NVIDIA_ROOTS"),
-    "_gpus.evidence": ("GpuMode", "VerifiedGpuReport", "verify_gpu_report"),
-    "_gpus.identity": ("GpuArchitecture",),
-    "_gpus.report": ("GpuReport", "parse_gpu_report"),
-    "_gpus.rim": ("Rim", "RimMeasurement", "VerifiedRim", "parse_rim", "verify_rim"),
-    "_gpus.rim_match": ("MatchedGpuReport", "match_measurements"),
-    "_offer": ("Challenge", "DeviceEvidence", "MachineEvidence", "ManifestEvidence", "Offer", "OfferBinding"),
-    "_policy": ("Policy",),
-    "_policy_common": ("Revocation",),
-    "_policy_gpu": ("GpuPolicy",),
-}
-_HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
-__all__ = sorted([*_HOMES, "AttestationError"])  # noqa: PLE0605 - the names of one table
-__getattr__, __dir__ = lazy(__name__, _NAMES, globals())
+__getattr__, __dir__ = lazy(globals())

@@ -1,4 +1,4 @@
-# The public names, for type checkers. Where they come from is `_NAMES` of `__init__.py`.
+# The public names and the modules that they come from, for type checkers and for `__init__.py`, which reads this file.
 from fastrack.attest._client import fetch_keys as fetch_keys
 from fastrack.attest._collect import collect_evidence as collect_evidence
 from fastrack.attest._cpu.event_log import EventLog as EventLog, EventRule as EventRule, MeasuredEvent as MeasuredEvent

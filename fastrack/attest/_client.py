@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from fastrack._keys.keyring import KeyRing
-from fastrack._util.public import attest_public
+from fastrack._util.public import public
 from fastrack.attest._collect import collect_evidence
 from fastrack.attest._exchange import GRANTS_LIMIT, Collector, make_offer
 from fastrack.attest._http import Service, read_refusal
@@ -15,7 +15,7 @@ from fastrack.errors import AttestationError
 from fastrack.grants import Verifier
 
 
-@attest_public
+@public
 def fetch_keys(
     url: str,
     *,

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fastrack._util.public import attest_public
+from fastrack._util.public import public
 from fastrack.attest._cpu.kind import LARGEST, cpu_error
 from fastrack.attest._device_collateral import DeviceCollateral
 from fastrack.attest._kinds import CPU_KINDS
@@ -20,7 +20,7 @@ TSM_ROOT = "/sys/kernel/config/tsm/report"
 _ENTRY = "exchange"
 
 
-@attest_public
+@public
 def collect_evidence(
     binding: OfferBinding,
     *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from fastrack._util.public import attest_public
+from fastrack._util.public import public
 from fastrack.attest._gpus.evidence import VerifiedGpuReport, read_claims
 from fastrack.attest._gpus.rim_match import MatchedGpuReport
 from fastrack.attest._kinds import VerifiedCpu, kind_of_evidence, kind_of_verified
@@ -14,7 +14,7 @@ from fastrack.attest._policy_common import Line, to_claims
 from fastrack.attest._policy_gpu import draft_gpus
 
 
-@attest_public
+@public
 def draft_policy(
     source: VerifiedCpu | MachineEvidence, devices: Sequence[MatchedGpuReport | VerifiedGpuReport] = ()
 ) -> str:
@@ -79,7 +79,7 @@ def _write(section: str, cpu: Iterable[Line], gpus: Iterable[Line]) -> str:
     return "\n".join(parts) + "\n"
 
 
-@attest_public
+@public
 def compare_policies(old: str, new: str) -> tuple[str, ...]:
     r"""Return the keys of two policies, in TOML, that differ: each with its old and its new value.
 

@@ -24,7 +24,7 @@ from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.gate import most_bytes
-from fastrack._util.public import attest_public
+from fastrack._util.public import public
 from fastrack.attest._cpu.kind import CpuKind
 from fastrack.attest._cpu.tdx_collateral import TdxCollateral
 from fastrack.attest._device_collateral import DeviceCollateral, require_own_folder
@@ -63,7 +63,7 @@ Collector: TypeAlias = Callable[[OfferBinding], MachineEvidence]
 """The type of ``collect=``: a function that asks a machine for evidence which has the values of a binding."""
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class TrustedRoots:
     """The roots that evidence of each vendor must lead to, as SHA-256 fingerprints, for tests and private PKIs.
@@ -101,7 +101,7 @@ VENDOR_ROOTS = TrustedRoots()
 # The machine's side.
 
 
-@attest_public
+@public
 class PendingOffer:
     """An offer with the secret key of the machine that made it, which waits for its grants. `make_offer` makes one.
 
@@ -183,7 +183,7 @@ def read_envelopes(grants: bytes) -> tuple[str, tuple[bytes, ...]]:
     return document.id("challenge"), envelopes
 
 
-@attest_public
+@public
 def make_offer(challenge: Challenge, collect: Collector) -> PendingOffer:
     """Make a fresh key pair, and collect evidence of this machine that is bound to it and to a challenge.
 
@@ -213,7 +213,7 @@ def make_offer(challenge: Challenge, collect: Collector) -> PendingOffer:
 # The owner's side.
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class VerifiedOffer:
     """An offer of which everything was verified, and which a policy accepts. `issue_grants` encrypts keys to it.
@@ -265,7 +265,7 @@ def _describe_device(device: MatchedGpuReport | VerifiedGpuReport) -> dict[str, 
     return claims
 
 
-@attest_public
+@public
 def verify_offer(
     offer: Offer | bytes,
     challenge: Challenge,
@@ -361,7 +361,7 @@ def prove_offer(
     return offer, cpu, devices
 
 
-@attest_public
+@public
 def verify_evidence(
     evidence: MachineEvidence,
     *,
@@ -466,7 +466,7 @@ def _verify_device(
     return match_measurements(report, rims)
 
 
-@attest_public
+@public
 def issue_grants(
     verified: VerifiedOffer,
     keys: KeyRing | Key | Iterable[Key],

@@ -26,7 +26,7 @@ from typing import Self
 
 from fastrack._util.documents import encode_time
 from fastrack._util.gate import most_bytes
-from fastrack._util.public import attest_public
+from fastrack._util.public import public
 from fastrack.attest._errors import malformed, require_time_zone
 from fastrack.attest._formats import wire
 from fastrack.attest._formats.wire import Reader, write_bytes
@@ -53,7 +53,7 @@ _MANIFESTS_LIMIT = 2 * DEVICES_LIMIT
 _OWN_MANIFESTS_LIMIT = 4  # of a device: each is opened for each device that names it
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class Challenge:
     """The start of an exchange: 32 random bytes of the owner, which the evidence must cover.
@@ -105,7 +105,7 @@ class Challenge:
         return cls(reader.id("id"), nonce, reader.time("expires"))
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class ManifestEvidence:
     """A reference manifest, with OCSP responses in DER; None to skip the check of revocation.
@@ -121,7 +121,7 @@ class ManifestEvidence:
     ocsp: tuple[bytes, ...] | None = field(default=None, repr=False)
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class DeviceEvidence:
     """The report of a GPU or NVSwitch with its certificates in PEM.
@@ -142,7 +142,7 @@ class DeviceEvidence:
     ocsp: tuple[bytes, ...] | None = field(default=None, repr=False)
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class MachineEvidence:
     """The evidence of a CPU and of its GPUs and switches, in the order of their indexes.
@@ -158,7 +158,7 @@ class MachineEvidence:
     devices: tuple[DeviceEvidence, ...] = ()
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class OfferBinding:
     """The values required in the evidence of an offer, for one challenge and one public key.
@@ -212,7 +212,7 @@ def _frame(label: bytes, parts: Iterable[bytes]) -> bytes:
     return b"".join([label, *(len(part).to_bytes(4) + part for part in parts)])
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class Offer:
     r"""A parsed offer. All values are untrusted: `verify_offer` returns proved values.

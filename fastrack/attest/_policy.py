@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Self, cast
 
-from fastrack._util.public import attest_public
+from fastrack._util.public import public
 from fastrack._util.rights import open_own
 from fastrack.attest._cpu.snp_kind import SnpPolicy
 from fastrack.attest._cpu.tdx_kind import TdxPolicy
@@ -24,7 +24,7 @@ _VERSION = 1
 _LARGEST = 1 << 20  # bytes of a policy file
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class Policy:
     r"""The proofs that a machine must have given before it is given a key. Read from TOML by `from_toml`.

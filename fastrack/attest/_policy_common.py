@@ -11,7 +11,7 @@ from enum import StrEnum
 from string import digits
 from typing import TypeVar
 
-from fastrack._util.public import attest_public
+from fastrack._util.public import public
 from fastrack.attest._errors import refused, require_in_force
 from fastrack.attest._formats.toml import Table
 from fastrack.errors import AttestationError, FormatError
@@ -30,7 +30,7 @@ _LIKE = 0.75  # of keys that differ in two letters out of eight; of known keys o
 _REVOCATION_COVERS = 'revocation lists or responses in force; "required" also limits their age: max_revocation_age_days'
 
 
-@attest_public
+@public
 class Revocation(StrEnum):
     """The amount that a policy asks about revocation. Nothing is fetched: a verifier was passed a list, or was not.
 

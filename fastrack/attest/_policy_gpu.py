@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from fastrack._util.public import attest_public
+from fastrack._util.public import public
 from fastrack.attest import _policy_common as rules
 from fastrack.attest._errors import refused
 from fastrack.attest._formats.toml import Table
@@ -21,7 +21,7 @@ _MODES = (GpuMode.SINGLE, GpuMode.MULTI, None)  # in these, no device beside the
 _ALL_OF_ONE = "Collect the evidence of all GPUs and switches of one machine; do not give the key to this one."
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class GpuPolicy:
     r"""The section ``[gpu]`` of a policy.

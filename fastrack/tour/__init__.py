@@ -11,19 +11,4 @@ the driver ``fastrack tour run``, or a copied folder.
 
 from fastrack._util.public import lazy
 
-_NAMES = {
-    "_buffer": ("DataBuffer",),
-    "_chain": ("Chain",),
-    "_code": ("code_digest", "code_files"),
-    "_desk": ("Terms",),
-    "_documents": ("Completion", "Consent", "Delegation", "ModelVersion", "Plan", "Receipt"),
-    "_finish": ("finish",),
-    "_holder": ("HolderDesk",),
-    "_http": ("RemoteDesk", "serve"),
-    "_ledger": ("TourLedger",),
-    "_owner": ("OwnerDesk", "model_key"),
-    "_visit": ("start", "visit"),
-}
-_HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
-__all__ = sorted(_HOMES)  # noqa: PLE0605 - the names of one table
-__getattr__, __dir__ = lazy(__name__, _NAMES, globals())
+__getattr__, __dir__ = lazy(globals())

@@ -1,3 +1,4 @@
+# The public names and the modules that they come from, for type checkers and for `__init__.py`, which reads this file.
 from fastrack.tour._buffer import DataBuffer as DataBuffer
 from fastrack.tour._chain import Chain as Chain
 from fastrack.tour._code import code_digest as code_digest

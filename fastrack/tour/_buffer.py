@@ -10,6 +10,7 @@ from fastrack._files.reader import SealedFile
 from fastrack._keys.keyring import KeyRing
 from fastrack._tensors import dtypes
 from fastrack._transfer.api import to_device
+from fastrack._util.public import public
 from fastrack.errors import AuthenticationError
 from fastrack.format import chunk_count
 
@@ -17,6 +18,7 @@ _ALIGNMENT = 256  # bytes, as CUDA's allocator
 _PIECE = 16 << 20  # bytes that are read back at a time
 
 
+@public
 class DataBuffer:
     """One buffer on a device, into which sealed files of a holder are opened, one after another.
 
@@ -137,6 +139,3 @@ def _places(file: SealedFile) -> dict[str, tuple[int, int]]:
 def needed(files: Iterable[SealedFile]) -> int:
     """Return the size of the buffer that holds any one of these files, in bytes: 1 at least."""
     return max((start + length for file in files for start, length in _places(file).values()), default=1) or 1
-
-
-DataBuffer.__module__ = "fastrack.tour"

@@ -13,6 +13,7 @@ from fastrack._keys.signing import Verifier, read_unverified_payload
 from fastrack._util.atomic import new_file
 from fastrack._util.documents import decode_bytes, parsing
 from fastrack._util.gate import admit, most_bytes
+from fastrack._util.public import public
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import AuthenticationError, FormatError, RollbackError, SignatureError
 from fastrack.tour._documents import KIND, Completion, Consent, Delegation, ModelVersion, Plan, Receipt
@@ -39,6 +40,7 @@ class VerifiedVisit:
         return self.receipt.after
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class Chain:
     """The verified record of a tour, as far as it went. `from_bytes` and `load` verify it, without any service.
@@ -252,6 +254,3 @@ def _place(place: str) -> Iterator[None]:
         yield
     except (FormatError, SignatureError, AuthenticationError) as error:
         raise type(error)(f"{place}: {error}") from None
-
-
-Chain.__module__ = "fastrack.tour"

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from fastrack._util.public import public
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError, RollbackError
 
@@ -25,6 +26,7 @@ _OTHERS = tuple({*all_suffixes(), ".pyc", ".pyd", ".so"} - {".py"})
 _rest = attrgetter("co_cellvars", "co_freevars", "co_qualname", "co_stacksize", "co_varnames")
 
 
+@public
 def code_digest(train: str | Train) -> str:
     """Return the SHA-256 that a plan names its training code by, in hexadecimal.
 
@@ -54,6 +56,7 @@ def code_digest(train: str | Train) -> str:
     return load_code(train)[1]
 
 
+@public
 def code_files(train: str | Train) -> tuple[Path, ...]:
     """Return the files that `code_digest` counts, which a holder reads. It takes and raises what that does.
 
@@ -173,6 +176,3 @@ def _is_same(one: Any, other: Any) -> bool:
 
 def _refusal(name: object, wanted: str, got: str) -> FormatError:
     return FormatError(f"the training code {str(name)!r:.200}: expected {wanted}, got {got}. Fix it, or name another")
-
-
-code_digest.__module__ = code_files.__module__ = "fastrack.tour"

@@ -16,6 +16,7 @@ from fastrack._keys.keys import Key
 from fastrack._keys.recipients import Recipient
 from fastrack._keys.signing import Signer
 from fastrack._util.fork import per_process
+from fastrack._util.public import public
 from fastrack._util.rights import open_own
 from fastrack.attest._cpu.tdx_collateral import TdxCollateral
 from fastrack.attest._exchange import VENDOR_ROOTS, TrustedRoots, VerifiedOffer, verify_offer
@@ -36,6 +37,7 @@ def read_clock() -> datetime:
     return datetime.now(UTC)
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class Terms:
     """The proofs that a desk asks of a visitor. `from_toml` reads its policy.
@@ -182,6 +184,3 @@ class DeskBase:
 
     def _wrap(self, recipient: Recipient, keys: Iterable[Key], **limits: Any) -> list[bytes]:
         return [Grants.issue(key, [recipient], signer=self._signer, **limits).envelope for key in keys]
-
-
-Terms.__module__ = "fastrack.tour"

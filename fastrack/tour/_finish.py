@@ -10,6 +10,7 @@ from fastrack._keys.signing import Verifier
 from fastrack._sets.anchor import manifest_path
 from fastrack._sets.manifest import Manifest
 from fastrack._util.atomic import new_folder
+from fastrack._util.public import public
 from fastrack.errors import RollbackError
 from fastrack.tour._chain import Chain
 from fastrack.tour._documents import MODEL
@@ -17,6 +18,7 @@ from fastrack.tour._folder import CHAIN, Folder, write_file
 from fastrack.tour._messages import Desk, pack, unpack
 
 
+@public
 def finish(folder: str | os.PathLike[str], out: str | os.PathLike[str], *, owner: Verifier, owner_desk: Desk) -> Chain:
     """Have the owner complete a tour after its last visit, and write the final model folder.
 
@@ -77,6 +79,3 @@ def finish(folder: str | os.PathLike[str], out: str | os.PathLike[str], *, owner
         write_file(manifest_path(target / MODEL), manifest.envelope)
         write_file(target / CHAIN, chain.to_bytes())
     return chain
-
-
-finish.__module__ = "fastrack.tour"

@@ -15,6 +15,7 @@ from hashlib import sha256
 from fastrack._keys.keys import Key
 from fastrack._keys.recipients import Identity, Recipient
 from fastrack._keys.signing import Signer
+from fastrack._util.public import public
 from fastrack.attest._offer import ALGORITHM
 from fastrack.errors import GrantError, RollbackError
 from fastrack.tour._chain import Chain, VerifiedVisit, read_receipt
@@ -25,6 +26,7 @@ from fastrack.tour._messages import pack, read_grants, unpack, write_grants
 from fastrack.tour._request import VisitRequest
 
 
+@public
 class HolderDesk(DeskBase):
     """The desk of a holder of data, who verifies a visitor by itself before it grants the keys of its data.
 
@@ -229,6 +231,3 @@ class HolderDesk(DeskBase):
             )
         details = {"chunks": receipt.chunks, "receipt": receipt.digest, "scrubbed": receipt.scrubbed}
         self._ledger.end(Accepted(given[0], receipt.envelope, details), now=now)
-
-
-HolderDesk.__module__ = "fastrack.tour"

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
+from fastrack._util.public import public
 from fastrack.attest._broker.limits import RateLimit
 from fastrack.attest._http import Service, read_refusal
 from fastrack.errors import AttestationError, FastrackError, FormatError
@@ -19,6 +20,7 @@ from fastrack.tour._messages import ANSWER_LIMITS, ERRORS, LIMIT, SMALL_LIMIT, D
 _Location = str | os.PathLike[str]
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class RemoteDesk:
     """A desk that `serve` serves elsewhere, by its address.
@@ -119,6 +121,7 @@ def _error(status: int, content: bytes, place: str) -> Exception:
     return error
 
 
+@public
 def serve(
     desk: Desk,
     *,
@@ -196,7 +199,3 @@ def serve(
         ) from None
     app = make_app(desk, limit=RateLimit(rate, burst))
     serve_app(app, host=host, port=port, certificate=certificate, private_key=private_key, client_ca=ca)
-
-
-for _thing in (RemoteDesk, serve):
-    _thing.__module__ = "fastrack.tour"

@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import Any
 
 from fastrack._keys.signing import read_unverified_payload
+from fastrack._util.public import public
 from fastrack.attest._broker.ledger import LOG_SCHEMA, Ledger, open_to_read, read_log
 from fastrack.errors import AuthenticationError, FormatError, RollbackError
 
@@ -56,6 +57,7 @@ class Accepted:
     details: Mapping[str, Any]
 
 
+@public
 class TourLedger(Ledger):
     """The database of an `OwnerDesk` or a `HolderDesk`, made with mode 0600. It has no key in it.
 
@@ -240,6 +242,3 @@ def read_kept(path: str | os.PathLike[str]) -> Kept:
             "altered, or a desk wrote to it; restore it from a copy, or stop the desk"
         )
     return Kept(bound[0], bound[1], tuple(attempts), tuple(details.values()))
-
-
-TourLedger.__module__ = "fastrack.tour"

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from fastrack._keys.keys import Key
 from fastrack._keys.signing import Signer, read_unverified_payload, sign_envelope
 from fastrack._sets.manifest import HISTORY_LIMIT, PAYLOAD_TYPE, Manifest
+from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, RollbackError, UnknownKeyError
 from fastrack.tour._chain import Chain, VerifiedVisit
 from fastrack.tour._desk import DeskBase, Terms
@@ -55,6 +56,7 @@ class _State:
         return 1 if self.latest is None or self.latest.visit != self.visit else self.latest.attempt + 1
 
 
+@public
 class OwnerDesk(DeskBase):
     """The desk of the owner of a model, who grants the model's keys and delegates the signing of its next version.
 
@@ -249,6 +251,7 @@ class OwnerDesk(DeskBase):
             )
 
 
+@public
 def model_key(chain: Chain, key: Key) -> Key:
     """Return the key that the newest model of a chain is sealed under: to open it, or to seal it under the owner's own.
 
@@ -296,6 +299,3 @@ def model_key(chain: Chain, key: Key) -> Key:
 def _derive(key: Key, salt: bytes, plan: Plan) -> Key:
     info = _LABEL + bytes.fromhex(plan.digest)
     return Key.from_bytes(HKDF(SHA512(), 32, salt, info).derive(key.material()))
-
-
-OwnerDesk.__module__ = model_key.__module__ = "fastrack.tour"

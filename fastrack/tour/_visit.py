@@ -23,6 +23,7 @@ from fastrack._sets.manifest import HISTORY_LIMIT, Manifest, load_manifest, sign
 from fastrack._sets.publish import describe
 from fastrack._training.checkpoints.checkpoint import open_checkpoint, save_checkpoint
 from fastrack._util.atomic import new_folder
+from fastrack._util.public import public
 from fastrack.attest._collect import collect_evidence
 from fastrack.attest._exchange import Collector
 from fastrack.attest._offer import Challenge
@@ -41,6 +42,7 @@ Location = str | os.PathLike[str]
 log = logging.getLogger("fastrack")
 
 
+@public
 def visit(
     folder: str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -324,6 +326,7 @@ class _Work:
         ).sign(self._begun.signer)
 
 
+@public
 def start(
     model: str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -409,7 +412,3 @@ def start(
             write_file(target / path.name, path.read_bytes())
         write_file(target / CHAIN, plan.envelope)
     return plan
-
-
-for _function in (visit, start):
-    _function.__module__ = "fastrack.tour"

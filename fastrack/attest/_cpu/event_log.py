@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from hashlib import sha384
 
 from fastrack._util.gate import most_bytes
-from fastrack._util.public import attest_public
+from fastrack._util.public import public
 from fastrack.attest._errors import malformed, refused
 from fastrack.attest._formats.binary import Cursor
 from fastrack.attest._formats.wire import Reader
@@ -66,7 +66,7 @@ _NAMES = {
 }
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class MeasuredEvent:
     """An event of a log: what was measured into a register.
@@ -117,7 +117,7 @@ class MeasuredEvent:
         return f"{self.name}: {text if len(text) <= _SHOWN else text[:_SHOWN] + '...'}"
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class EventRule:
     """An event that a policy names: one of these digests, or any event if they are None.
@@ -132,7 +132,7 @@ class EventRule:
     digests: frozenset[bytes] | None
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class EventLog:
     """The events of a log in their order, without those that change no register.

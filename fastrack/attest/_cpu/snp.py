@@ -8,7 +8,7 @@ from datetime import datetime
 
 from cryptography.x509 import Certificate
 
-from fastrack._util.public import attest_public
+from fastrack._util.public import public
 from fastrack.attest._cpu.snp_report import EVIDENCE, SIGNED_SIZE, SnpProduct, SnpReport, SnpTcb, parse_snp_report
 from fastrack.attest._errors import malformed, refused
 from fastrack.attest._formats import der, x509
@@ -24,7 +24,7 @@ _CHIP_ID_SIZES = {SnpProduct.MILAN: 64, SnpProduct.GENOA: 64, SnpProduct.TURIN: 
 _OTHER = "Fetch the certificate for the chip id and the reported TCB of this report."
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class VerifiedSnpReport:
     """A report that a SEV-SNP platform signed, whose certificates lead to a pinned root of AMD.
@@ -55,7 +55,7 @@ class VerifiedSnpReport:
         return self.report.report_data
 
 
-@attest_public
+@public
 def verify_snp_report(
     report: SnpReport | bytes,
     leaf: bytes,

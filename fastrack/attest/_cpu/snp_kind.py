@@ -9,7 +9,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from fastrack._util.public import attest_public
+from fastrack._util.public import public
 from fastrack.attest import _policy_common as rules
 from fastrack.attest._cpu.kind import CpuKind, own_file, read_collateral
 from fastrack.attest._cpu.snp import VerifiedSnpReport, load_leaf, read_provider, verify_snp_report
@@ -40,7 +40,7 @@ _LINES = {
 }
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class SnpEvidence:
     """A report of AMD SEV-SNP with its certificates, as far as the owner does not have them.
@@ -61,7 +61,7 @@ class SnpEvidence:
     crl: bytes | None = field(default=None, repr=False)
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class SnpPolicy:
     r"""The section ``[cpu.snp]`` of a policy.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from fastrack._util.public import attest_public
+from fastrack._util.public import public
 from fastrack.attest._errors import malformed
 from fastrack.attest._formats.binary import Cursor, Layout
 
@@ -22,7 +22,7 @@ SIGNING_KEYS = ("VCEK", "VLEK")  # by their numbers
 EVIDENCE = "SNP report"
 
 
-@attest_public
+@public
 class SnpProduct(StrEnum):
     """A line of AMD's processors, by root key name.
 
@@ -38,7 +38,7 @@ class SnpProduct(StrEnum):
     TURIN = "Turin"
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class SnpTcb:
     """The security patch levels (SPL) of a platform's parts. Only Turin has an FMC.
@@ -64,7 +64,7 @@ class SnpTcb:
         return cls(bootloader=raw[0], tee=raw[1], snp=raw[6], microcode=raw[7])
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class SnpReport:
     """A parsed report. All values are untrusted until `verify_snp_report` has verified them.
@@ -162,7 +162,7 @@ class SnpReport:
         return bool(self.platform_info >> 5 & 1)
 
 
-@attest_public
+@public
 def parse_snp_report(data: bytes) -> SnpReport:
     """Parse a report of AMD SEV-SNP, of version 2 to 5. Nothing is verified.
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 
-from fastrack._util.public import attest_public
+from fastrack._util.public import public
 from fastrack.attest._cpu.event_log import EventLog
 from fastrack.attest._cpu.tdx_collateral import Document, TdxCollateral, TdxTcb, find_tcb, verify_documents
 from fastrack.attest._cpu.tdx_pck import PckIdentity, read_pck_identity
@@ -20,7 +20,7 @@ _PCK_ISSUERS = frozenset({"Intel SGX PCK Platform CA", "Intel SGX PCK Processor 
 _AGAIN = "The quote was altered, or its parts are of different quotes; ask for it again."
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class VerifiedTdxQuote:
     """A quote that a TDX platform signed, whose certificates lead to a pinned root and were not revoked.
@@ -51,7 +51,7 @@ class VerifiedTdxQuote:
         return self.report.report_data
 
 
-@attest_public
+@public
 def verify_tdx_quote(
     quote: TdxQuote | bytes, collateral: TdxCollateral, *, now: datetime, roots: Roots = INTEL_ROOTS
 ) -> VerifiedTdxQuote:

@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Self
 
-from fastrack._util.public import attest_public
+from fastrack._util.public import public
 from fastrack.attest._cpu.tdx_pck import PckIdentity
 from fastrack.attest._cpu.tdx_quote import QeReport, TdReport, TdxQuote
 from fastrack.attest._errors import malformed, refused, require_in_force
@@ -26,7 +26,7 @@ _OTHER = "Fetch the collateral for the FMSPC and PCEID of this machine's PCK cer
 _UNKNOWN = "Fetch current collateral; if the platform is still unknown to it, do not trust the machine."
 
 
-@attest_public
+@public
 class TcbStatus(StrEnum):
     """The state of a trusted computing base (TCB), in Intel's words.
 
@@ -49,7 +49,7 @@ class TcbStatus(StrEnum):
 _PART_STATUS = (TcbStatus.UP_TO_DATE, TcbStatus.OUT_OF_DATE, TcbStatus.REVOKED)  # of the module and the enclave
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class TcbLevel:
     """The collateral's level for a part of the TCB, with Intel's judgement as its `status`.
@@ -70,7 +70,7 @@ class TcbLevel:
     advisory_ids: tuple[str, ...] = ()
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class TdxTcb:
     """The state of the trusted computing base of a TDX platform, by verified collateral.
@@ -125,7 +125,7 @@ class TdxTcb:
         return tuple(sorted({advisory for part in parts for advisory in part.advisory_ids}))
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class TdxCollateral:
     """The signed documents for verifying a TDX quote. Nothing is verified yet.

@@ -11,7 +11,7 @@ from typing import Any
 from cryptography.x509 import Certificate
 
 from fastrack._util.gate import most_bytes
-from fastrack._util.public import attest_public
+from fastrack._util.public import public
 from fastrack.attest import _policy_common as rules
 from fastrack.attest._cpu.event_log import EVENT_LOG_LIMIT, REGISTERS, EventLog, EventRule, text_digests
 from fastrack.attest._cpu.kind import CpuKind, own_file, read_collateral
@@ -58,7 +58,7 @@ _NEWER = {  # by the parts of the TCB: what it takes where one is out of date or
 _XFAM_ONES, _XFAM_KNOWN = 0x3, 0x6DBE7  # x87 and SSE are always on; no TDX module offers bits outside of the second
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class TdxEvidence:
     """A quote of Intel TDX, with its collateral, if the owner has none, and the event log of the TD, if it has one.
@@ -75,7 +75,7 @@ class TdxEvidence:
     event_log: bytes | None = field(default=None, repr=False)
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class TdxPolicy:
     r"""The section ``[cpu.tdx]`` of a policy.

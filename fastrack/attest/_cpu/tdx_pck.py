@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cryptography import x509
 
-from fastrack._util.public import attest_public
+from fastrack._util.public import public
 from fastrack.attest._errors import malformed
 from fastrack.attest._formats import der
 from fastrack.attest._formats.binary import Cursor
@@ -23,7 +23,7 @@ _PCE_SVN, _CPU_SVN = _TCB + b"\x11", _TCB + b"\x12"
 EVIDENCE = "PCK certificate"
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class PckIdentity:
     """The platform of a PCK certificate, and its security versions.

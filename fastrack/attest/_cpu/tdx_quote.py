@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final
 
-from fastrack._util.public import attest_public
+from fastrack._util.public import public
 from fastrack.attest._errors import malformed
 from fastrack.attest._formats.binary import Cursor
 
@@ -25,7 +25,7 @@ _PCK_CHAIN, _QE_REPORT = 5, 6  # types of certification data
 EVIDENCE = "TDX quote"
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class TdReport:
     """Measurements and attributes of a trust domain (TD), by Intel's names in lower case.
@@ -97,7 +97,7 @@ class QeReport:
     report_data: bytes
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class TdxQuote:
     """A parsed quote. All values are untrusted until `verify_tdx_quote` has verified them.
@@ -124,7 +124,7 @@ class TdxQuote:
     pck_chain: bytes = field(repr=False)
 
 
-@attest_public
+@public
 def parse_tdx_quote(data: bytes) -> TdxQuote:
     """Parse a quote of Intel TDX, of version 4 or 5. Nothing is verified.
 

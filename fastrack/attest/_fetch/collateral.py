@@ -30,7 +30,7 @@ from cryptography.x509 import ocsp
 
 from fastrack._util.atomic import new_file
 from fastrack._util.gate import most_bytes
-from fastrack._util.public import attest_public
+from fastrack._util.public import public
 from fastrack._util.rights import make_own
 from fastrack.attest._cpu.kind import LARGEST, read_collateral
 from fastrack.attest._cpu.snp import verify_snp_report
@@ -72,7 +72,7 @@ _CHAIN_NAMES = {  # of the headers with the certificates of a signer; the first 
 }
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class CollateralServices:
     """The addresses of the services, each without a path; those of a mirror in place of the vendors'.
@@ -100,7 +100,7 @@ class CollateralServices:
     nvidia_ocsp: str = "https://ocsp.ndis.nvidia.com"
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class FetchedDocument:
     """A document of collateral in a folder, which holds.
@@ -242,7 +242,7 @@ def _require_newer(about: str, found: _Dates, kept: _Dates) -> None:
         )
 
 
-@attest_public
+@public
 def fetch_collateral(
     evidence: MachineEvidence,
     folder: str | Path,

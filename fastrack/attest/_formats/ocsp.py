@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509 import ocsp
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, SignatureAlgorithmOID
 
-from fastrack._util.public import attest_public
+from fastrack._util.public import public
 from fastrack.attest._errors import malformed, refused, require_in_force, require_time_zone
 from fastrack.attest._formats import der
 from fastrack.attest._formats import x509 as chains
@@ -30,7 +30,7 @@ _RESPONDER_CRITICAL = chains.KNOWN_CRITICAL | {ExtensionOID.EXTENDED_KEY_USAGE}
 _FETCH = "Fetch a current response of the responder that the certificate names, and check the time passed as now=."
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class VerifiedOcspResponse:
     """A response, by a certificate's issuer or its appointed responder, that the certificate was not revoked.
@@ -61,7 +61,7 @@ class VerifiedOcspResponse:
         return self.verified_at - self.this_update
 
 
-@attest_public
+@public
 def verify_ocsp_response(
     response: bytes,
     certificate: x509.Certificate,

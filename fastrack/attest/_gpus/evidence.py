@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
-from fastrack._util.public import attest_public
+from fastrack._util.public import public
 from fastrack.attest._errors import malformed, refused
 from fastrack.attest._formats.ocsp import check_revocation
 from fastrack.attest._formats.roots import NVIDIA_ROOTS, Roots
@@ -24,7 +24,7 @@ _SWITCH_BOARD = "5612_0002_890"  # project, SKU and chip SKU of all LS10 boards,
 _AGAIN = "Ask the device for a report with the nonce of this challenge."
 
 
-@attest_public
+@public
 class GpuMode(StrEnum):
     """The confidential mode that a GPU reports.
 
@@ -43,7 +43,7 @@ class GpuMode(StrEnum):
     PROTECTED_PCIE = "PPCIE"
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class VerifiedGpuReport:
     """A report that a device of NVIDIA signed for a given nonce, whose certificates lead to a pinned root.
@@ -132,7 +132,7 @@ class VerifiedGpuReport:
         return f"NV_GPU_{kind}_{self.chip}_{self.driver_version}", f"NV_GPU_VBIOS_{board}_{firmware}"
 
 
-@attest_public
+@public
 def verify_gpu_report(
     report: GpuReport | bytes,
     chain: bytes,

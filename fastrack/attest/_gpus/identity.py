@@ -12,7 +12,7 @@ from enum import StrEnum
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fastrack._util.public import attest_public
+from fastrack._util.public import public
 from fastrack.attest._errors import malformed, refused
 from fastrack.attest._formats import der
 from fastrack.attest._formats.binary import Cursor
@@ -27,7 +27,7 @@ _SHA384 = "2.16.840.1.101.3.4.2.2"
 _OTHER = "The certificates are not those of a GPU or NVSwitch; ask the device for its report and chain again."
 
 
-@attest_public
+@public
 class GpuArchitecture(StrEnum):
     """The generation of an NVIDIA device.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Self
 
-from fastrack._util.public import attest_public
+from fastrack._util.public import public
 from fastrack.attest._errors import malformed
 from fastrack.attest._formats.binary import Cursor
 
@@ -53,7 +53,7 @@ class OpaqueField(IntEnum):
     FEATURE_FLAG = 36, "feature flag"
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class GpuReport:
     """A parsed report. All values are untrusted: `verify_gpu_report` returns proved values.
@@ -81,7 +81,7 @@ class GpuReport:
         return dict(self.opaque).get(number)
 
 
-@attest_public
+@public
 def parse_gpu_report(data: bytes) -> GpuReport:
     """Parse a report of a GPU or NVSwitch, without verification.
 

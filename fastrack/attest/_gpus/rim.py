@@ -14,7 +14,7 @@ from hashlib import sha384
 
 from cryptography import x509
 
-from fastrack._util.public import attest_public
+from fastrack._util.public import public
 from fastrack.attest._errors import refused, require_time_zone
 from fastrack.attest._formats.cache import Cache
 from fastrack.attest._formats.ocsp import check_revocation
@@ -40,7 +40,7 @@ _DIGEST = re.compile(rf"[0-9a-fA-F]{{{2 * DIGEST_SIZE}}}")
 _FETCH = "Fetch the manifest again, by its id."
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class RimMeasurement:
     r"""The allowed values of a measurement.
@@ -62,7 +62,7 @@ class RimMeasurement:
     values: tuple[bytes, ...]
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class Rim:
     """A parsed reference integrity manifest. All values are untrusted.
@@ -91,7 +91,7 @@ class Rim:
         return tuple(measurement for measurement in self.measurements if measurement.is_active)
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class VerifiedRim:
     """A fully signed manifest, and the name of its `signer`, whose certificates lead to a pinned root.
@@ -112,7 +112,7 @@ class VerifiedRim:
     valid_until: datetime
 
 
-@attest_public
+@public
 def parse_rim(data: bytes) -> Rim:
     """Parse a manifest, an XML file in UTF-8, without verifying its signature.
 
@@ -128,7 +128,7 @@ def parse_rim(data: bytes) -> Rim:
     return _read_rim(data, parse(data, EVIDENCE))
 
 
-@attest_public
+@public
 def verify_rim(
     rim: Rim | bytes,
     *,

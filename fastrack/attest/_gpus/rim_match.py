@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fastrack._util.public import attest_public
+from fastrack._util.public import public
 from fastrack.attest._errors import refused
 from fastrack.attest._gpus.evidence import VerifiedGpuReport
 from fastrack.attest._gpus.rim import RimMeasurement, VerifiedRim
@@ -13,7 +13,7 @@ _FETCH = "Fetch the manifests (`fastrack attest fetch`), or those that VerifiedG
 _SHOWN = 8  # indexes shown in a message
 
 
-@attest_public
+@public
 @dataclass(frozen=True, slots=True)
 class MatchedGpuReport:
     """A verified report whose measurements match its manifests, wherever these have values.
@@ -50,7 +50,7 @@ def report_of(device: object) -> VerifiedGpuReport:
     return report
 
 
-@attest_public
+@public
 def match_measurements(report: VerifiedGpuReport, rims: Iterable[VerifiedRim]) -> MatchedGpuReport:
     """Require that every measurement has one of the manifests' values, if there are any.
 
