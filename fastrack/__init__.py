@@ -63,3 +63,12 @@ _registry.KEY_SOURCES |= {
     "gcp-kms": "providers._gcp:GcpKms",
     "azure-keyvault": "providers._azure:AzureKeyVault",
 }
+_registry.IRREPLACEABLE |= {
+    "a key": rb"# fastrack key\b|fastrack-key-1:",
+    "the secret key of a key pair": rb"# fastrack secret key\b|fastrack-secret-1:",
+    "a public key": rb"fastrack-public-1:",
+    "an anchor": rb'\{\s*"anchor"\s*:',
+    "a wrapped key": rb'\{(?=.*?"ciphertext"\s*:)(?=.*?"key"\s*:)(?=.*?"parameters"\s*:)(?=.*?"provider"\s*:)',
+    "grants": rb'\{(?=.*?"payload"\s*:)(?=.*?application/vnd\.fastrack\.grants)'
+    rb'|\{\s*"challenge"\s*:[^,]*,\s*"grants"\s*:',
+}

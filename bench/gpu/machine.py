@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from bench.gpu import needs
 from bench.machine import ROOT, read_machine
-from fastrack._util import nvml
+from fastrack._devices import nvml
 
 _OLDEST = (8, 0)
 

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from fastrack._cli.console import STDOUT, print_json, stdout
 from fastrack._cli.machine import read_caches, read_cpu, read_memory, read_software
+from fastrack._devices.nvml import read_graphics
 from fastrack._util.atomic import new_file
-from fastrack._util.nvml import read_graphics
 
 _WIDTH = 130  # columns of a table of steps, whose words would be broken in fewer
 _NUMBERS = re.compile(r"\[\n\s+([-+\d.e,\s]+?)\n\s*\]")  # a list of numbers, which is read more easily on one line

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 from fastrack._util.key_text import refuse_key_text
 from fastrack._util.locations import require_local
+from fastrack._util.registry import IRREPLACEABLE
 from fastrack._util.regular_file import open_regular
 from fastrack._util.trial import end_dry_run, require_none
 from fastrack.errors import ClosedError
@@ -31,21 +32,6 @@ _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE
 _LARGE = 1 << 20
 
-# The beginnings of files that cannot be made again once lost. The first member or line of such a file names its kind;
-# in a signed envelope the kind stands behind the payload.
-_IRREPLACEABLE = {
-    "a key": re.compile(rb"# fastrack key\b|fastrack-key-1:"),
-    "the secret key of a key pair": re.compile(rb"# fastrack secret key\b|fastrack-secret-1:"),
-    "a public key": re.compile(rb"fastrack-public-1:"),
-    "an anchor": re.compile(rb'\{\s*"anchor"\s*:'),
-    "a wrapped key": re.compile(
-        rb'\{(?=.*?"ciphertext"\s*:)(?=.*?"key"\s*:)(?=.*?"parameters"\s*:)(?=.*?"provider"\s*:)', re.DOTALL
-    ),
-    "grants": re.compile(
-        rb'\{(?=.*?"payload"\s*:)(?=.*?application/vnd\.fastrack\.grants)|\{\s*"challenge"\s*:[^,]*,\s*"grants"\s*:',
-        re.DOTALL,
-    ),
-}
 _BEGINNING = 64  # bytes that show whether a file may be irreplaceable
 _DOCUMENT = 16 << 20  # bytes of the largest irreplaceable file
 _MARGIN = re.compile(rb"(\xef\xbb\xbf)?\s*")  # an editor may add these in front
@@ -141,7 +127,8 @@ def require_replaceable(path: Path, succeeds: Callable[[bytes], bool] | None = N
     except FileNotFoundError:
         return
     start = _MARGIN.match(content).end()  # type: ignore[union-attr]
-    kind = next((kind for kind, pattern in _IRREPLACEABLE.items() if pattern.match(content, start)), None)
+    patterns = ((kind, re.compile(beginning, re.DOTALL)) for kind, beginning in IRREPLACEABLE.items())
+    kind = next((kind for kind, pattern in patterns if pattern.match(content, start)), None)
     if kind is not None and (succeeds is None or not succeeds(content)):
         advice = f"holds {kind}, which nothing replaces, and was left as it was. Choose another name, or move it away"
         raise FileExistsError(errno.EEXIST, advice, str(path))

@@ -1,6 +1,7 @@
 """Find functions and classes of higher modules by tables, so that no lower module imports them.
 
-``fastrack/__init__.py`` fills the tables. A value is ``module:object``, relative to the package.
+``fastrack/__init__.py`` fills the tables. A value is ``module:object``, relative to the package, but in
+`IRREPLACEABLE`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ COMPILERS: dict[str, str] = {}
 
 METHODS: dict[str, str] = {}
 """Methods of sealed tensors, each with the function that implements it."""
+
+IRREPLACEABLE: dict[str, bytes] = {}
+"""Kinds of files that cannot be made again once lost, each with the regular expression of its beginning.
+
+The first member or line of such a file names its kind; in a signed envelope the kind stands behind the payload.
+"""
 
 
 WRAPPED: dict[str, str] = {}

@@ -18,7 +18,7 @@ from fastrack._cli.proofs import read_proofs
 from fastrack._crypto import engine as aead
 from fastrack._crypto.engine import ENGINE_VARIABLE, SelectedEngine
 from fastrack._devices.cuda.driver import CopySpeeds, Speeds
-from fastrack._util.nvml import Confidential, Gpu, Graphics
+from fastrack._devices.nvml import Confidential, Gpu, Graphics
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from fastrack._devices.cuda import cupy_driver, nvrtc
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.cupy_driver import CupyDriver
 from fastrack._devices.cuda.driver import PageLockedMemoryError
-from fastrack._util.nvml import Graphics
+from fastrack._devices.nvml import Graphics
 
 FOLDER = Path(fastrack.__file__).parent.parent / "kernels"
 

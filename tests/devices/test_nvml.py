@@ -5,8 +5,8 @@ import pytest
 from helpers.cases import each
 from helpers.fake_nvml import GIB, FakeNvml
 
-from fastrack._util import nvml as module
-from fastrack._util.nvml import Confidential, Gpu, Graphics, read_confidential, read_graphics
+from fastrack._devices import nvml as module
+from fastrack._devices.nvml import Confidential, Gpu, Graphics, read_confidential, read_graphics
 
 
 def test_a_confidential_gpu_is_read():

@@ -92,7 +92,7 @@ def collect(
     """
     from fastrack import attest
     from fastrack._cli.proofs import lacking_states
-    from fastrack._util.nvml import read_graphics
+    from fastrack._devices.nvml import read_graphics
     from fastrack.attest._exchange import GRANTS_LIMIT
     from fastrack.grants import Verifier
 

@@ -21,8 +21,8 @@ from fastrack._cli.errors import message_of
 from fastrack._cli.machine import Cpu, CpuTee, Memory, read_cpu, read_memory, read_software, read_tee
 from fastrack._cli.options import Json
 from fastrack._cli.proofs import Proof, lacking_states, read_proofs
+from fastrack._devices.nvml import Gpu, Graphics, read_graphics
 from fastrack._util.cpus import cpu_quota
-from fastrack._util.nvml import Gpu, Graphics, read_graphics
 from fastrack._util.shown import format_size
 from fastrack.errors import FastrackError
 

@@ -9,7 +9,7 @@ import typer
 from fastrack._cli.commands.selftest import check_cuda
 from fastrack._cli.console import clean, tell
 from fastrack._cli.options import Json
-from fastrack._util.nvml import read_graphics
+from fastrack._devices.nvml import read_graphics
 
 
 def warmup(

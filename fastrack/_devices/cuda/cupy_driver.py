@@ -21,10 +21,10 @@ from fastrack._devices.cuda.driver import CopySpeeds, PageLockedMemoryError, Vie
 from fastrack._devices.cuda.host_memory import measure_copies
 from fastrack._devices.cuda.native import STOPPED, Native, find_functions
 from fastrack._devices.cuda.nvrtc import Kernels, compile_kernels, find_kernels, load_kernels
+from fastrack._devices.nvml import read_confidential, read_graphics
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
 from fastrack._util.fork import after_fork
-from fastrack._util.nvml import read_confidential, read_graphics
 from fastrack.errors import DeviceError
 
 _MIN_COMPUTE_CAPABILITY = (8, 0)  # enough shared memory for the kernels, and reductions over a warp
