@@ -9,6 +9,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
+from fastrack._documents.canonical import (
+    ID,
+    decode,
+    decode_bytes,
+    decode_time,
+    encode,
+    encode_bytes,
+    encode_time,
+    is_number,
+    matches,
+    parsing,
+    require,
+)
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
 from fastrack._keys.recipients import (
@@ -22,19 +35,6 @@ from fastrack._keys.recipients import (
 )
 from fastrack._keys.signing import Signer, Verifier, open_envelope, read_unverified_payload, sign_envelope
 from fastrack._util.atomic import new_file
-from fastrack._util.documents import (
-    ID,
-    decode,
-    decode_bytes,
-    decode_time,
-    encode,
-    encode_bytes,
-    encode_time,
-    is_number,
-    matches,
-    parsing,
-    require,
-)
 from fastrack._util.locations import require_path
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError, GrantError, UnknownKeyError

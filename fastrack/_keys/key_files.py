@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Self
 
+from fastrack._documents.canonical import decode_bytes, encode_bytes
 from fastrack._keys.keys import read_private
 from fastrack._util.atomic import new_file
-from fastrack._util.documents import decode_bytes, encode_bytes
 from fastrack._util.key_text import KeyText
 from fastrack._util.locations import require_path
 from fastrack._util.regular_file import open_regular

@@ -13,8 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from fastrack._documents.canonical import ID, decode, decode_bytes, encode, encode_bytes, matches, parsing, require
 from fastrack._keys.keys import Key
-from fastrack._util.documents import ID, decode, decode_bytes, encode, encode_bytes, matches, parsing, require
 from fastrack._util.registry import KEY_SOURCES, find, is_scheme
 from fastrack._util.regular_file import open_regular
 from fastrack._util.rights import new_own_file, open_own

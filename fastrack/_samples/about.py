@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from fastrack._documents.canonical import parse_strict
 from fastrack._files.reader import SealedFile
 from fastrack._keys.keyring import KeyRing
 from fastrack._sealed.file_header import ABOUT
 from fastrack._sealed.messages import OpenMessage
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Bytes
-from fastrack._util.documents import parse_strict
 from fastrack.errors import FormatError
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fastrack._documents.canonical import decode, encode, is_number, parsing, require
 from fastrack._files.plain_tensor import PlainTensor
 from fastrack._files.writer import write_sealed
 from fastrack._keys.keyring import KeyRing
@@ -22,7 +23,6 @@ from fastrack._sets.anchor import Anchor
 from fastrack._sets.load_file import load_file
 from fastrack._sets.manifest import is_name
 from fastrack._tensors import dtypes
-from fastrack._util.documents import decode, encode, is_number, parsing, require
 from fastrack._util.gate import admit, most_bytes
 from fastrack._util.locations import Location, Url, join
 from fastrack.errors import FormatError, RollbackError, UnknownKeyError

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from fastrack._documents.canonical import parse_strict
 from fastrack._sealed.contexts import Binding, Kind, MessageContext
 from fastrack._sealed.file_header import Layout, StoredTensor, is_shape, parse_header, parse_layouts
 from fastrack._sealed.scales import Scale
 from fastrack._tensors import dtypes
-from fastrack._util.documents import parse_strict
 from fastrack._util.locations import Location
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError

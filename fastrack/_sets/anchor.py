@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from fastrack._documents.canonical import DIGEST, ID, decode, encode, is_number, matches, parsing, require
 from fastrack._keys.signing import Verifier
 from fastrack._sealed.contexts import Edition
 from fastrack._sets.entries import SUFFIX, PlainEntry, SealedEntry
 from fastrack._sets.manifest import HISTORY_LIMIT, Manifest, load_manifest
 from fastrack._util.atomic import new_file
-from fastrack._util.documents import DIGEST, ID, decode, encode, is_number, matches, parsing, require
 from fastrack._util.locations import locate_local, require_path
 from fastrack._util.public import public
 from fastrack._util.rights import new_own_file, open_own

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from fastrack._documents.canonical import DIGEST, ID, NUMBER_LIMIT, encode, encode_bytes, is_number, matches, require
 from fastrack._sealed.contexts import Edition, Kind
 from fastrack._tensors.arrays import Bytes
-from fastrack._util.documents import DIGEST, ID, NUMBER_LIMIT, encode, encode_bytes, is_number, matches, require
 from fastrack._util.locations import Location, Url
 from fastrack._util.pickles import unpickle
 from fastrack._util.regular_file import not_found, open_regular

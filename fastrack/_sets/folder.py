@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fastrack._documents.canonical import decode, parsing, require
 from fastrack._files.reader import SealedFile, raise_first, verify_file
 from fastrack._files.writer import Progress
 from fastrack._keys.keyring import KeyRing, KeySource
@@ -22,7 +23,6 @@ from fastrack._sets.entries import Entry, PlainEntry, SealedEntry, walk
 from fastrack._sets.load_file import load_file
 from fastrack._sets.manifest import parse_entry
 from fastrack._tensors import dtypes
-from fastrack._util.documents import decode, parsing, require
 from fastrack._util.locations import Location, join, locate
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FormatError, RollbackError

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from fastrack._documents.canonical import encode
 from fastrack._files.importers import open_plain, whole_file
 from fastrack._files.plain_tensor import PlainTensor
 from fastrack._files.reader import SealedFile
@@ -44,7 +45,6 @@ from fastrack._sets.folder import (
 from fastrack._sets.manifest import is_name
 from fastrack._sets.quantize import Quantizer
 from fastrack._util.atomic import made_parents, new_file, new_folder
-from fastrack._util.documents import encode
 from fastrack._util.locations import Location, Url, join, locate_local, locate_target
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_regular

@@ -11,10 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fastrack._files.reader import SealedFile
-from fastrack._keys.signing import Signer, Verifier, open_envelope, sign_envelope
-from fastrack._sets.entries import Entry, PlainEntry, SealedEntry, sha256_of, walk
-from fastrack._util.documents import (
+from fastrack._documents.canonical import (
     DIGEST,
     ID,
     decode,
@@ -26,6 +23,9 @@ from fastrack._util.documents import (
     parsing,
     require,
 )
+from fastrack._files.reader import SealedFile
+from fastrack._keys.signing import Signer, Verifier, open_envelope, sign_envelope
+from fastrack._sets.entries import Entry, PlainEntry, SealedEntry, sha256_of, walk
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError, RollbackError

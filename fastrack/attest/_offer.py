@@ -24,7 +24,7 @@ from datetime import datetime, timedelta
 from hashlib import sha256, sha384, sha512
 from typing import Self
 
-from fastrack._util.documents import encode_time
+from fastrack._documents.canonical import encode_time
 from fastrack._util.gate import most_bytes
 from fastrack._util.public import public
 from fastrack.attest._errors import malformed, require_time_zone

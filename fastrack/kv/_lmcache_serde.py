@@ -10,7 +10,7 @@ from lmcache.v1.distributed.serde.async_processor import AsyncSerdeProcessor
 from lmcache.v1.distributed.serde.base import Deserializer, SerdeProcessor, Serializer
 from lmcache.v1.memory_management import MemoryObj
 
-from fastrack._util.documents import encode
+from fastrack._documents.canonical import encode
 from fastrack.errors import AuthenticationError
 from fastrack.kv._sealer import BlockContext, BlockSealer
 from fastrack.kv._settings import settings_of

@@ -13,10 +13,10 @@ import numpy as np
 from fastrack._crypto import derivation
 from fastrack._crypto.base import check_buffers
 from fastrack._crypto.engine import get_engine
+from fastrack._documents.canonical import encode
 from fastrack._keys.keyring import KeyLike, sealing_key
 from fastrack._keys.keys import Key
 from fastrack._tensors.arrays import Bytes
-from fastrack._util.documents import encode
 from fastrack._util.fork import per_process
 from fastrack.errors import AuthenticationError
 from fastrack.format import HEADER_SIZE, SALT_SIZE, message_size

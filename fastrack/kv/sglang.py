@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageConfig
 
-from fastrack._util.documents import encode
+from fastrack._documents.canonical import encode
 from fastrack.kv._folder import BlockFolder
 from fastrack.kv._sealer import BlockContext
 from fastrack.kv._settings import settings_of

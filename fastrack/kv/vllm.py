@@ -11,7 +11,7 @@ from vllm.config import VllmConfig
 from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
 
-from fastrack._util.documents import encode
+from fastrack._documents.canonical import encode
 from fastrack.errors import FormatError
 from fastrack.kv._folder import BlockFolder
 from fastrack.kv._sealer import BlockContext

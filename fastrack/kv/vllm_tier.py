@@ -20,7 +20,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.file_mapper import FileMapper
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
-from fastrack._util.documents import encode
+from fastrack._documents.canonical import encode
 from fastrack._util.fork import per_process
 from fastrack.kv._folder import BlockFolder
 from fastrack.kv._sealer import BlockContext

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from fastrack._crypto.secret_bytes import SecretBytes
+from fastrack._documents.canonical import decode_bytes, encode_bytes
 from fastrack._keys.keys import read_private
 from fastrack._keys.recipients import PassphraseParameters, decrypt_with_passphrase, encrypt_to_passphrase
 from fastrack._keys.wrapped import KeyWrapper, WrappedKey, require_algorithm, require_parameters
-from fastrack._util.documents import decode_bytes, encode_bytes
 from fastrack._util.fork import per_process
 from fastrack.errors import FormatError, GrantError
 

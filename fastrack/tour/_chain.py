@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fastrack._documents.canonical import decode_bytes, parsing
 from fastrack._keys.signing import Verifier, read_unverified_payload
 from fastrack._util.atomic import new_file
-from fastrack._util.documents import decode_bytes, parsing
 from fastrack._util.gate import admit, most_bytes
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_regular

@@ -14,8 +14,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, ClassVar, NamedTuple, Self
 
-from fastrack._keys.signing import Signer, Verifier, open_canonical, sign_envelope
-from fastrack._util.documents import (
+from fastrack._documents.canonical import (
     DIGEST,
     ID,
     decode,
@@ -29,6 +28,7 @@ from fastrack._util.documents import (
     parsing,
     require,
 )
+from fastrack._keys.signing import Signer, Verifier, open_canonical, sign_envelope
 from fastrack._util.gate import admit
 from fastrack.errors import RollbackError
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Self
 
+from fastrack._documents.canonical import DIGEST, matches, parsing, require
 from fastrack._keys.recipients import Identity, Recipient
 from fastrack._keys.signing import Verifier
-from fastrack._util.documents import DIGEST, matches, parsing, require
 from fastrack.attest._exchange import Collector
 from fastrack.attest._formats import wire
 from fastrack.attest._offer import ALGORITHM, CHALLENGE_LIMIT, Challenge, Offer, OfferBinding

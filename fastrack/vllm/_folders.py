@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
+from fastrack._documents.canonical import encode
 from fastrack._sets.entries import PlainEntry
 from fastrack._sets.folder import SealedFolder
-from fastrack._util.documents import encode
 from fastrack.errors import FormatError
 
 _CONFIG = "config.json"

@@ -16,7 +16,7 @@ from helpers.tour_rig import Rig
 
 import fastrack
 from fastrack import attest, tour
-from fastrack._util.documents import encode
+from fastrack._documents.canonical import encode
 from fastrack.attest._broker.ledger import _hash_entry
 
 ORDER = "aba"

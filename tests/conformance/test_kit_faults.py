@@ -10,11 +10,11 @@ from fastrack_testkit import cases
 
 from fastrack import Key
 from fastrack._crypto import derivation
+from fastrack._documents import canonical as documents
 from fastrack._keys import grants, key_files, signing, wrapped
 from fastrack._samples import stored
 from fastrack._sealed import contexts, file_header, messages, metadata, scales
 from fastrack._sets import anchor, entries, folder_writer, manifest
-from fastrack._util import documents
 from fastrack.attest import _exchange, _offer
 from fastrack.distributed import _session
 from fastrack.errors import AuthenticationError

@@ -19,11 +19,11 @@ from fastrack import FormatError, SealedTensor, attest
 from fastrack._crypto import derivation
 from fastrack._crypto import gather as plans
 from fastrack._crypto.openssl import OpenSSLEngine
+from fastrack._documents import canonical as documents
 from fastrack._keys.grants import PAYLOAD_TYPE
 from fastrack._keys.signing import Verifier
 from fastrack._sealed import metadata as files
 from fastrack._sets.entries import SealedEntry
-from fastrack._util import documents
 from fastrack.attest import _exchange
 from fastrack.attest._cpu import snp as _snp
 from fastrack.attest._cpu import tdx as _tdx

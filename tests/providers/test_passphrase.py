@@ -24,8 +24,8 @@ from helpers.cases import each
 from helpers.commands import invoke
 
 import fastrack
+from fastrack._documents import canonical as documents
 from fastrack._keys import recipients
-from fastrack._util import documents
 from fastrack.errors import FormatError, KeyPermissionError, ProviderError
 from fastrack.providers import Passphrase, WrappedKey, _passphrase, open_wrapper
 

@@ -14,7 +14,7 @@ from helpers.processes import run_python
 from helpers.toy_wrapper import Toy
 
 import fastrack
-from fastrack._util import documents
+from fastrack._documents import canonical as documents
 from fastrack.errors import FormatError, KeyPermissionError, ProviderError, UnknownKeyError
 from fastrack.providers import WrappedKey, open_wrapper
 

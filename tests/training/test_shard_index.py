@@ -13,11 +13,11 @@ from helpers.commands import invoke
 
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, RollbackError, SealedDataset, UnknownKeyError
+from fastrack._documents.canonical import encode
 from fastrack._files.plain_tensor import PlainTensor
 from fastrack._files.writer import write_sealed
 from fastrack._samples.shard_index import ShardIndex
 from fastrack._util import gate
-from fastrack._util.documents import encode
 from fastrack.grants import Signer
 
 KEY = Key.from_bytes(bytes(range(32)))

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fastrack._util.documents import parsing, require
+from fastrack._documents.canonical import parsing, require
 from fastrack_bench.prediction.profiles import member, read_json
 
 OPERATIONS = ("to_device", "to_host", "all_reduce", "all_gather", "reduce_scatter", "broadcast")

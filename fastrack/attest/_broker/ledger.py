@@ -19,7 +19,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, ClassVar
 
-from fastrack._util.documents import encode, encode_time
+from fastrack._documents.canonical import encode, encode_time
 from fastrack._util.fork import per_process
 from fastrack._util.locations import locate_local
 from fastrack._util.regular_file import open_regular

@@ -14,7 +14,8 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, NoReturn, Self, TypeVar
 
-from fastrack._util import documents, gate
+from fastrack._documents import canonical as documents
+from fastrack._util import gate
 from fastrack.attest._errors import malformed
 from fastrack.errors import FormatError
 

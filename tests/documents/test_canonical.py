@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from fastrack._util import documents
+from fastrack._documents import canonical as documents
 from fastrack.errors import FormatError
 
 DOCUMENT = {"b": [1, {"é": None}], "a": 1}
