@@ -304,7 +304,8 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         tensor.
         """
         if self._weights is not None:
-            return self._weights[name][...]
+            part: SealedWeight = self._weights[name][...]
+            return part
         return Slice(partial(self._open, dtype=self._source.dtype), self._source.tensors[name])
 
     def _dtype_of(self, tensor: SealedTensor) -> object:
