@@ -346,6 +346,7 @@ lock: $(STAMP)  ## write the versions and hashes of all packages, after a change
 # Each is built twice, in folders with different names and rights: of the commit, and of the source archive alone. The wheel
 # for this machine is then installed beside nothing but what it needs, which is listed with versions and licences.
 WHEELS := x86_64 aarch64 pure
+PACKAGES := $(WHEELS) bench
 TREES ?= archive commit
 
 dist: $(STAMP) $(ZIGLANG)/.installed  ## build the wheels of the last commit twice, compare and try them, list what they need, and give the hashes
@@ -355,8 +356,8 @@ dist: $(STAMP) $(ZIGLANG)/.installed  ## build the wheels of the last commit twi
 	(umask 022; read commit time < .dist/head; git archive $$commit | tar -x -C .dist/commit)
 	$(MAKE) --no-print-directory .dist/commit.sdist
 	(umask 077; tar -xz -C .dist/archive --strip-components 1 -f .dist/commit.sdist/*.tar.gz)
-	$(MAKE) --no-print-directory --jobs 2 .dist/archive.sdist $(foreach tree,$(TREES),$(WHEELS:%=.dist/$(tree).%))
-	for kind in sdist $(if $(filter commit,$(TREES)),$(WHEELS)); do diff -r .dist/commit.$$kind .dist/archive.$$kind || exit; done
+	$(MAKE) --no-print-directory --jobs 2 .dist/archive.sdist $(foreach tree,$(TREES),$(PACKAGES:%=.dist/$(tree).%))
+	for kind in sdist $(if $(filter commit,$(TREES)),$(PACKAGES)); do diff -r .dist/commit.$$kind .dist/archive.$$kind || exit; done
 	mkdir dist
 	mv .dist/archive.*/* dist
 	$(BIN)/python .ci/wheels.py dist
@@ -368,8 +369,10 @@ dist: $(STAMP) $(ZIGLANG)/.installed  ## build the wheels of the last commit twi
 		$(BIN)/cyclonedx-py environment --pyproject .dist/pyproject.toml --mc-type library --output-reproducible \
 		--output-file .dist/bill.json .dist/env/bin/python; \
 		$(BIN)/python .ci/bill.py .dist/bill.json dist > dist/fastrack_io-$$version.cdx.json
+	$(BIN)/uv pip install --quiet --python .dist/env --no-deps dist/fastrack_bench-*.whl
+	.dist/env/bin/fastrack plan transfer --published all --size 1MiB >/dev/null
 	rm -rf .dist
-	cd dist && sha256sum fastrack_io-* | tee SHA256SUMS
+	cd dist && sha256sum fastrack_* | tee SHA256SUMS
 
 wheels:  ## the same as dist, but build each wheel once only, as nothing is compared
 	$(MAKE) --no-print-directory dist TREES=archive
@@ -387,18 +390,22 @@ release-check: $(STAMP) .venv-upload/.installed  ## all that a release is checke
 	rm -rf .dist
 	mkdir -p .dist/source .dist/sdist
 	git archive HEAD | tar -x -C .dist/source
-	for kind in sdist $(WHEELS); do $(MAKE) --no-print-directory .dist/isolated.$$kind || exit; done
+	for kind in sdist $(PACKAGES); do $(MAKE) --no-print-directory .dist/isolated.$$kind || exit; done
 	for path in .dist/isolated.*/*; do cmp $$path dist/$$(basename $$path) || exit; done
 	$(BIN)/python .ci/release.py changelog fastrack-io > .dist/notes.md
 	for tag in $$(git tag --points-at HEAD 'v*'); do $(BIN)/python .ci/release.py tag fastrack-io $$tag refs/remotes/origin/main --days 36500 || exit; done
 	rm -rf .dist
 
+# Of fastrack-bench both files, of the source archive the wheel.
+kind_of = $(if $(filter sdist,$(1)),--sdist,$(if $(filter bench,$(1)),,--wheel))
+
 .dist/isolated.sdist: TREE := .dist/source
+.dist/isolated.bench: TREE := .dist/sdist/bench
 .dist/isolated.%: TREE = .dist/sdist
 .dist/isolated.%:
 	test $* = sdist || test -e .dist/sdist/PKG-INFO || tar -xz -C .dist/sdist --strip-components 1 -f .dist/isolated.sdist/*.tar.gz
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) FASTRACK_WHEEL=$* PIP_CONSTRAINT=$(CURDIR)/requirements.txt \
-		.venv-upload/bin/python -m build $(if $(filter sdist,$*),--sdist,--wheel) --outdir $@ $(TREE) >$@.log 2>&1 || { cat $@.log; exit 1; }
+		.venv-upload/bin/python -m build $(call kind_of,$*) --outdir $@ $(TREE) >$@.log 2>&1 || { cat $@.log; exit 1; }
 
 TESTKIT := tests/testkit
 
@@ -419,7 +426,7 @@ testkit-dist: $(STAMP) .venv-upload/.installed  ## build the wheel and the sourc
 .dist/%:
 	@umask $(if $(filter commit.%,$*),022,077); read commit time < .dist/head; \
 		SOURCE_DATE_EPOCH=$$time FASTRACK_WHEEL=$(subst .,,$(suffix $*)) $(WITH_ZIGLANG) $(BIN)/python -m build --no-isolation \
-		$(if $(filter %.sdist,$*),--sdist,--wheel) --outdir $@ .dist/$(basename $*) >$@.log 2>&1 || { cat $@.log; exit 1; }
+		$(call kind_of,$(subst .,,$(suffix $*))) --outdir $@ .dist/$(basename $*)$(if $(filter %.bench,$*),/bench) >$@.log 2>&1 || { cat $@.log; exit 1; }
 
 # Those of vLLM and LMCache take gigabytes; `$(BIN)/python -m environments --help` says what there is.
 ENVIRONMENTS ?= numba-0.65.0

@@ -1,4 +1,6 @@
-"""Add the compiled code of the wheels of a folder to a bill of materials: ``python .ci/bill.py BILL FOLDER``.
+"""Add to a bill of materials what a folder has besides: ``python .ci/bill.py BILL FOLDER``.
+
+That is the compiled code of the wheels, and fastrack-bench, which is released with them.
 
 The code is the output of compilers. No code of a C library or of zig is linked. LLVM's licence asks for no notice in
 what LLVM compiles. Some functions of numba are inlined in the code, and numba's licence asks for its notice:
@@ -27,8 +29,10 @@ def main(bill: Path, folder: Path) -> None:
     root = document["metadata"]["component"]["bom-ref"]
     wheels = sorted(folder.glob("*-abi3-*.whl"))
     added = [*map(component, wheels), *kernels(wheels[0])]  # which are the same in all wheels
-    document["components"] += added
+    (beside,) = map(extension, folder.glob("fastrack_bench-*.whl"))
+    document["components"] += [*added, beside]
     document["dependencies"] += [{"ref": each["bom-ref"]} for each in added]
+    document["dependencies"] += [{"ref": beside["bom-ref"], "dependsOn": [root]}]
     (needs,) = (each for each in document["dependencies"] if each["ref"] == root)
     needs["dependsOn"] = sorted([*needs.get("dependsOn", []), *(each["bom-ref"] for each in added)])
     # What attests the bill asks for a serial number. This one is of the content, as the same content has the same bits.
@@ -63,6 +67,21 @@ def component(path: Path) -> dict[str, Any]:
             {"name": f"fastrack:build:{name}", "value": version}
             for name, version in sorted({**made, "ziglang": version_of("ziglang")}.items())
         ],
+    }
+
+
+def extension(path: Path) -> dict[str, Any]:
+    """Return the description of the wheel of fastrack-bench, which requires fastrack-io and nothing else."""
+    _, version, *_ = path.name.split("-")
+    return {
+        "type": "library",
+        "bom-ref": path.name,
+        "name": "fastrack-bench",
+        "version": version,
+        "purl": f"pkg:pypi/fastrack-bench@{version}",
+        "description": "more commands of fastrack, released with it",
+        "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(path.read_bytes()).hexdigest()}],
+        "licenses": [{"expression": "Apache-2.0"}],
     }
 
 

@@ -1,7 +1,7 @@
 """Check a release: ``python .ci/release.py tag|changelog|files PROJECT ...``.
 
-PROJECT is the name of a package: fastrack-io, or fastrack-testkit. The workflows and `make release-check` run the same
-steps.
+PROJECT is the name of a package: fastrack-io, with which fastrack-bench is released, or fastrack-testkit. The workflows
+and `make release-check` run the same steps.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tempfile import NamedTemporaryFile
 ROOT = Path(__file__).parents[1]
 SIGNERS = ".github/allowed_signers"
 LINK = re.compile(r"\]\((?!https://)([^)\s]*)[^)]*\)")  # PyPI shows a relative link as one to itself
+BENCH = "fastrack-bench"  # of the same version, as it uses private modules
 UNRELEASED = "Until version"  # how the pages begin to say where a version is that is on no package index
 
 
@@ -218,6 +219,8 @@ def names_of(project: Project) -> set[str]:
         return {f"{project.stem}-py3-none-any.whl", f"{project.stem}.tar.gz", "SHA256SUMS"}
     machines = (f"cp311-abi3-manylinux_2_28_{architecture}" for architecture in ("x86_64", "aarch64"))
     wheels = {f"{project.stem}-{tag}.whl" for tag in (*machines, "py3-none-any")}
+    bench = f"{BENCH.replace('-', '_')}-{project.version}"
+    wheels |= {f"{bench}-py3-none-any.whl", f"{bench}.tar.gz"}
     return wheels | {f"{project.stem}.tar.gz", f"{project.stem}.cdx.json", "SHA256SUMS"}
 
 
@@ -238,9 +241,14 @@ def check_hashes(folder: Path) -> None:
 def check_metadata(project: Project, path: Path) -> None:
     """Raise ReleaseError unless a wheel or a source archive is of the project, and the links it shows are absolute."""
     data = metadata_of(path)
-    found = (data["Name"], data["Version"])
-    if found != (project.name, project.version):
+    found, name = (data["Name"], data["Version"]), path.name.partition("-")[0].replace("_", "-")
+    if found != (name, project.version):
         raise ReleaseError(f"{path.name} is of another project or version: {found[0]} {found[1]}")
+    needs = data.get_all("Requires-Dist", [])
+    if name == BENCH and needs != [f"{project.name}=={project.version}"]:
+        raise ReleaseError(
+            f"{path.name} needs {', '.join(needs) or 'nothing'}: expected {project.name} of this version"
+        )
     description = str(data.get_payload())
     refuse_relative_links(f"the description of {path.name}", description)
     if UNRELEASED in description:

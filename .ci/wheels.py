@@ -20,8 +20,10 @@ GLIBC = (2, 28)
 
 def main(folder: Path) -> None:
     """Raise AssertionError if a wheel is not right."""
+    (bench,) = folder.glob("fastrack_bench-*.whl")  # which has code in Python only
+    check_bench(bench)
     contents = {}
-    for path in sorted(folder.glob("*.whl")):
+    for path in sorted(folder.glob("fastrack_io-*.whl")):
         with zipfile.ZipFile(path) as wheel:
             contents[path] = {name: wheel.read(name) for name in wheel.namelist()}
     assert {"-".join(path.stem.split("-")[2:]) for path in contents} == TAGS, sorted(contents)
@@ -37,6 +39,16 @@ def main(folder: Path) -> None:
         if path != pure:
             check_module(path)
         print(f"{path.name}: {path.stat().st_size} bytes, {len(files)} files")
+
+
+def check_bench(path: Path) -> None:
+    """Raise AssertionError if the wheel of fastrack-bench has more than its package."""
+    with zipfile.ZipFile(path) as wheel:
+        files = {name: wheel.read(name) for name in wheel.namelist()}
+    check_record(files)
+    tops = {name.partition("/")[0] for name in files}
+    assert tops == {"fastrack_bench", f"{path.name.removesuffix('-py3-none-any.whl')}.dist-info"}, tops
+    print(f"{path.name}: {path.stat().st_size} bytes, {len(files)} files")
 
 
 def essence(files: dict[str, bytes]) -> dict[str, bytes]:

@@ -101,6 +101,7 @@ def _try(name, wheel, folder):
     _say(f"  {report['bytes'] / 1e6:.0f} MB")
     _seal_and_open(environment, python, folder)
     _doctor(python)
+    _extend(wheel, python)
     _compile(environment, python, folder)
     if environment.is_tested:
         _test(python, folder)
@@ -168,6 +169,17 @@ def _doctor(python):
     if facts["code"]["problem"] or facts["engine"]["problem"]:
         raise UnfitError(f"expected doctor to find no problem, got {facts['code']}, {facts['engine']}")
     _say(f"  doctor: {facts['engine']['engine']}, seals {facts['engine']['seal_gbps']:.1f} GB/s on one thread")
+
+
+def _extend(wheel, python):
+    """See that fastrack-bench of the same folder adds its commands, which are refused in words without it."""
+    plan = [python.with_name("fastrack"), "plan", "transfer", "--published", "all", "--size", "1MiB"]
+    said = _run(plan, status=1)
+    if "pip install fastrack-bench" not in said:
+        raise UnfitError(f"expected `fastrack plan` to say what it needs, got:\n{said}")
+    _pip(python, "install", "--no-deps", *wheel.parent.glob("fastrack_bench-*.whl"))
+    _run(plan)
+    _say("  fastrack-bench: adds `fastrack plan`")
 
 
 def _compile(environment, python, folder):

@@ -187,6 +187,24 @@ def test_the_citation_has_the_version():
     assert f"\nversion: {fastrack.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
+def test_fastrack_bench_has_the_version_and_is_installed_where_tests_run():
+    described = tomllib.loads((ROOT / "bench/pyproject.toml").read_text())["project"]
+    assert described["version"] == fastrack.__version__
+    assert described["dependencies"] == [f"fastrack-io=={fastrack.__version__}"]
+    assert "fastrack-bench" in project()["project"]["optional-dependencies"]["bench"]
+    assert installed.version("fastrack-bench") == fastrack.__version__, "run `make install`: its tests are skipped"
+
+
+def test_the_wheel_of_fastrack_bench_holds_its_package_and_nothing_else(tree, tmp_path):
+    with zipfile.ZipFile(build("wheel", tmp_path, tree / "bench")) as wheel:
+        names = set(wheel.namelist())
+    assert {name.partition("/")[0] for name in names} == {
+        "fastrack_bench",
+        f"fastrack_bench-{fastrack.__version__}.dist-info",
+    }
+    assert {name.removeprefix("bench/") for name in files_under("bench/fastrack_bench")} <= names
+
+
 def test_hooks_have_the_locked_versions():
     locked = dict(re.findall(r"^(\w+)==(\S+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
     settings = (ROOT / ".pre-commit-config.yaml").read_text()

@@ -300,6 +300,9 @@ def test_a_section_that_says_nothing_is_refused(release, project):
 # The files.
 
 METADATA = "Metadata-Version: 2.4\nName: fastrack-io\nVersion: 1.2.0\n\n# fastrack\n\n[pages](https://fastrack-io.github.io/fastrack/)\n"
+OF_BENCH = METADATA.replace("fastrack-io", "fastrack-bench", 1).replace(
+    "1.2.0", "1.2.0\nRequires-Dist: fastrack-io==1.2.0"
+)
 BILL = (
     '{"$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json", "bomFormat": "CycloneDX", "specVersion": "1.6",'
     ' "serialNumber": "urn:uuid:c3ce1d4c-4a7c-5d53-9d0a-5a6f8f1c2b3d",'
@@ -320,21 +323,22 @@ def record_of(wheel):
     return "".join(rows) + f"{INFO}/RECORD,,\n"
 
 
-def write_files(folder, names, metadata=METADATA, bill=BILL):
+def write_files(folder, names, metadata=METADATA, bill=BILL, of_bench=OF_BENCH):
     for name in names:
+        told = of_bench if name.startswith("fastrack_bench") else metadata
         if name.endswith(".whl"):
             with zipfile.ZipFile(folder / name, "w") as wheel:
-                wheel.writestr(f"{INFO}/METADATA", metadata)
+                wheel.writestr(f"{INFO}/METADATA", told)
                 wheel.writestr("fastrack/x.py", b"x = 1\n")
                 wheel.writestr(f"{INFO}/RECORD", record_of(wheel))
         elif name.endswith(".tar.gz"):
             with tarfile.open(folder / name, "w:gz") as archive:
-                entry = tarfile.TarInfo("fastrack_io-1.2.0/PKG-INFO")
-                entry.size = len(metadata)
-                archive.addfile(entry, io.BytesIO(metadata.encode()))
+                entry = tarfile.TarInfo(f"{name.removesuffix('.tar.gz')}/PKG-INFO")
+                entry.size = len(told)
+                archive.addfile(entry, io.BytesIO(told.encode()))
         elif name.endswith(".json"):
             (folder / name).write_text(bill)
-    hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("fastrack_io-*"))}
+    hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("fastrack_*"))}
     (folder / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for name, digest in hashes.items()))
     return folder
 
@@ -354,7 +358,7 @@ def problem_of(release, project, folder):
 def test_the_files_of_a_release_are_taken(release, project, folder, capsys):
     pytest.importorskip("cyclonedx.validation.json")
     release.check_files(project, write_files(folder, release.names_of(project)))
-    assert capsys.readouterr().out == f"{folder}: 6 files of fastrack_io-1.2.0\n"
+    assert capsys.readouterr().out == f"{folder}: 8 files of fastrack_io-1.2.0\n"
 
 
 def test_a_missing_and_an_additional_file_are_named(release, project, folder):
@@ -434,6 +438,19 @@ def test_a_file_without_a_hash_is_named(release, project, folder):
 )
 def test_metadata_of_another_release_are_refused(release, project, folder, old, new, reason):
     write_files(folder, release.names_of(project), metadata=METADATA.replace(old, new))
+    assert reason in problem_of(release, project, folder)
+
+
+@each(
+    ("old", "new", "reason"),
+    [
+        ("Name: fastrack-bench", "Name: fastrack-io", "is of another project or version: fastrack-io 1.2.0"),
+        ("io==1.2.0", "io>=1.2.0", "needs fastrack-io>=1.2.0: expected fastrack-io of this version"),
+        ("Requires-Dist: fastrack-io==1.2.0\n", "", "needs nothing: expected fastrack-io of this version"),
+    ],
+)
+def test_fastrack_bench_is_released_for_this_version_only(release, project, folder, old, new, reason):
+    write_files(folder, release.names_of(project), of_bench=OF_BENCH.replace(old, new))
     assert reason in problem_of(release, project, folder)
 
 
