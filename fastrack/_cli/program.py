@@ -92,15 +92,20 @@ class Command(TyperCommand):
 
 
 class ExtendedCommand(Command):
-    """A command that `fastrack-bench` has with more options, or has alone."""
+    """A command that `fastrack-bench` adds options to, or adds."""
 
     @property
     def added(self) -> list[str]:
-        """The options that it has there. Where there are none the whole command is there."""
+        """The options that it adds. Where there are none it adds the whole command."""
         return extension.COMMANDS[str(self.name)].split()
 
+    @property
+    def is_absent(self) -> bool:
+        """Whether no part of the command is installed."""
+        return not self.added and not extension.is_installed()
+
     def whole(self) -> Any:
-        """Return the command as the distribution has it. Raise an error if that has it alone, and is not installed."""
+        """Return the command as it is installed. Raise an error if no part of it is."""
         if self.added and not extension.is_installed():
             return self
         app = extension.load(str(self.name))
@@ -109,19 +114,20 @@ class ExtendedCommand(Command):
         return typer.main.get_command(app)
 
     def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Begin the command. The distribution is loaded for what it has alone, for help, and for completion."""
+        """Begin the command. What `fastrack-bench` has is loaded if it is asked for, by help, or by completion."""
         words = {word.partition("=")[0] for word in args}
-        is_asked, is_completed = not self.added or not words.isdisjoint(self.added), extra.get("resilient_parsing")
-        if is_asked and not is_completed:
+        is_asked = not self.added or bool(words & {*self.added})
+        is_completion = extra.get("resilient_parsing", False)
+        if is_asked and not is_completion:
             as_json = ("--json", "-") in pairwise(args) if self.added else "--json" in args
             handle_errors(lambda **_: extension.require())(as_json=as_json)
-        if (is_asked or is_completed or not words.isdisjoint({"--help", "-h"})) and extension.is_installed():
+        if (is_asked or is_completion or words & {"--help", "-h"}) and extension.is_installed():
             return self.whole().make_context(info_name, args, parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 
 
 def whole(command: Any) -> Any:
-    """Return a command with all its options that are installed."""
+    """Return a command with the options that `fastrack-bench` adds, if it is installed."""
     return command.whole() if isinstance(command, ExtendedCommand) else command
 
 
@@ -186,7 +192,7 @@ def _describe_all(program: Any) -> str:
     # One line of 24, as the commands take the others, and no heading over the first topic.
     lines, topic = ["Usage: fastrack [--version | --help] COMMAND ..., to move sealed tensors"], "Every day"
     for name, member in program.commands.items():
-        if not getattr(member, "added", True) and not extension.is_installed():
+        if getattr(member, "is_absent", False):
             continue
         lines += [] if member.rich_help_panel == topic else [f"{member.rich_help_panel}:"]
         topic = member.rich_help_panel
