@@ -95,6 +95,7 @@ def run(row, folder, only, log):
         root = copy(folder / row.checkout)
     if row.as_nobody:
         python = reachable(folder)
+        install(python, "fastrack_bench-*-none-any.whl")
     (folder / "home").mkdir()
     variables = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": str(folder / "home"), **row.variables}
     variables[KEEP] = " ".join([*row.variables, *["umask"] * (row.umask is not None)])
@@ -103,7 +104,7 @@ def run(row, folder, only, log):
         Path(variables["TMPDIR"]).mkdir()
     options = {}
     if row.installed:
-        install(python)
+        install(python, f"fastrack_io-*_{os.uname().machine}.whl")
         subprocess.run(["chmod", "--recursive", "a-w", root], check=True)
     elif row.checkout:
         variables["PYTHONPATH"] = str(root)
@@ -172,9 +173,9 @@ def link(source, target):
         shutil.copy2(source, target)
 
 
-def install(python):
-    """Install the wheel of dist/ for this machine, without the packages that it needs, which are there."""
-    [wheel] = (ROOT / "dist").glob(f"fastrack_io-*_{os.uname().machine}.whl")
+def install(python, name):
+    """Install a wheel of dist/, without the packages that it needs, which are there."""
+    [wheel] = (ROOT / "dist").glob(name)
     packages = python.parents[1] / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     command = [
         sys.executable,
