@@ -17,7 +17,7 @@ from helpers.own_environment import take_over
 _remove_folders = take_over()  # before a library looks at what the machine has
 
 from fastrack import Key  # noqa: E402 - not before
-from fastrack._util.replacing import mark, restore  # noqa: E402
+from fastrack._patches.attributes import mark, restore  # noqa: E402
 
 if importlib.util.find_spec("hypothesis"):  # which a machine that is lent with its GPU may lack
     from hypothesis import settings

@@ -18,11 +18,11 @@ from fastrack._files.writer import plain_names
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._models.foreign_code import refuse_foreign_code, without_foreign_code
 from fastrack._models.safe_open import Source, framework_of, read_source, safe_open
+from fastrack._patches.safetensors import add_handler
 from fastrack._sealed.file_header import encode_header, parse_header
 from fastrack._sets.entries import PlainEntry, SealedEntry
 from fastrack._sets.folder import SAFETENSORS, SealedFolder, open_folder, own_tensors
 from fastrack._sets.folder_writer import write_unsealed
-from fastrack._transfer import replaced
 from fastrack._transfer.api import to_device
 from fastrack._util.fork import remove_own
 from fastrack._util.public import public
@@ -132,8 +132,8 @@ class Mount:
         except BaseException:
             self._end()
             raise
-        replaced.add("safe_open", _open_mounted)
-        replaced.add("serialize_file", _refuse_mounted)
+        add_handler("safe_open", _open_mounted)
+        add_handler("serialize_file", _refuse_mounted)
         _mounts[str(self.path)] = self
 
     def _fill(self, code: bool, hidden: set[str]) -> None:

@@ -11,10 +11,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from fastrack._patches.attributes import replace, replace_everywhere
 from fastrack._protect.refusals import refusal
 from fastrack._protect.sealing import Protection
 from fastrack._util.locations import Url, locate_target
-from fastrack._util.replacing import replace, replace_everywhere
 from fastrack._util.trial import current
 from fastrack.errors import FastrackError
 
@@ -159,7 +159,7 @@ def _refuse_other_writers(kind: Any, own: type, saver: Any) -> None:
                 raise
             raise ended from None
 
-    replace_everywhere(save, checked)
+    replace_everywhere((save, checked))
 
 
 def _refuse_streams(kind: Any) -> None:

@@ -16,11 +16,11 @@ from fastrack._files.plain_tensor import PlainTensor
 from fastrack._files.writer import by_alignment, plain_names, write_sealed
 from fastrack._keys.keyring import KeyLike, sealing_key
 from fastrack._keys.keys import Key
+from fastrack._patches.safetensors import add_handler
 from fastrack._protect.safetensors_files import describe
 from fastrack._sealed.file_header import encode_header
 from fastrack._sets.folder import SAFETENSORS
 from fastrack._sets.folder_writer import FolderIndex, files_to_seal, plain_files
-from fastrack._transfer import replaced
 from fastrack._util.atomic import new_folder
 from fastrack._util.fork import remove_own, report_at_end
 from fastrack._util.locations import locate_local
@@ -84,7 +84,7 @@ def write_folder(
     place, owner, chosen = locate_local(target), sealing_key(key), plain_names(plain)
     with new_folder(place) as folder, _private_folder() as path:
         draft = _Draft(path, folder, owner)
-        replaced.add("serialize_file", _save_in_draft)
+        add_handler("serialize_file", _save_in_draft)
         _drafts[str(path)], sealed = draft, draft.sealed
         watch = report_at_end(draft, lambda: sealed and f"{place}: {len(sealed)} sealed files were not stored")
         try:

@@ -13,9 +13,9 @@ from types import NoneType
 from typing import Any
 
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
+from fastrack._patches import attributes
 from fastrack._protect import canary, distributed_files, refusals, safetensors_files, torch_files, trainers, versions
 from fastrack._protect.sealing import Protection
-from fastrack._util import replacing
 from fastrack._util.extras import require
 from fastrack._util.fork import per_process
 from fastrack._util.public import public
@@ -80,7 +80,7 @@ def protect_checkpoints(key: KeyLike | None = None, *, keys: KeySource | None = 
         protection = Protection(owner, KeyRing(owner if keys is None else [owner, keys]))
         versions.require_covered()
         canary.import_all()
-        with replacing.all_or_nothing():
+        with attributes.all_or_nothing():
             with canary.naming_what_is_missing():
                 torch_files.install(protection)
                 safetensors_files.install(protection)
@@ -89,7 +89,7 @@ def protect_checkpoints(key: KeyLike | None = None, *, keys: KeySource | None = 
                 trainers.install()
                 _protect_spawned(key, keys)
             canary.sing()
-        replacing.replace(sys.modules[__name__], "_active", protection)
+        attributes.replace(sys.modules[__name__], "_active", protection)
 
 
 def _protect_spawned(key: KeyLike | None, keys: KeySource | None) -> None:
@@ -111,7 +111,7 @@ def _protect_spawned(key: KeyLike | None, keys: KeySource | None) -> None:
             fn = _Spawned(fn, key, keys)
         return start(fn, *args, **options)
 
-    replacing.replace_everywhere(start, start_processes)
+    attributes.replace_everywhere((start, start_processes))
 
 
 @dataclass(frozen=True, slots=True)

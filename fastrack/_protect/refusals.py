@@ -7,8 +7,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from fastrack._protect.imports import when_imported
-from fastrack._util.replacing import replace, replace_all_everywhere
+from fastrack._patches.attributes import replace, replace_everywhere
+from fastrack._patches.imports import when_imported
 from fastrack.errors import FastrackError
 
 ADVICE = "Save with torch.save, safetensors or torch.distributed.checkpoint, which seal"
@@ -81,7 +81,7 @@ def _refuse_in(module: ModuleType) -> None:
             replace(holder, name, refused)
         else:
             functions.append((getattr(holder, name), refused))
-    replace_all_everywhere(functions)
+    replace_everywhere(*functions)
 
 
 def _replace_maps() -> None:
@@ -101,7 +101,7 @@ def _replace_maps() -> None:
         return open_map(filename, mode, *args, **options)
 
     replace(np.memmap, "__new__", staticmethod(new_map))
-    replace_all_everywhere([(open_map, open_new_map)])
+    replace_everywhere((open_map, open_new_map))
 
 
 def _require_reading(what: str, mode: Any) -> None:

@@ -12,12 +12,12 @@ from fastrack._files.plain_tensor import PlainTensor
 from fastrack._files.reader import SealedFile
 from fastrack._files.unseal_file import write_plaintext
 from fastrack._models.safe_open import safe_open
+from fastrack._patches.attributes import find_holder
+from fastrack._patches.safetensors import add_handler
 from fastrack._protect.sealing import Protection, is_stream, open_sealed, read_sealed, seal_tensors
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Bytes
-from fastrack._transfer import replaced
 from fastrack._util.locations import locate
-from fastrack._util.replacing import find_holder
 from fastrack.errors import FastrackError, FormatError
 
 
@@ -56,10 +56,10 @@ def install(protection: Protection) -> None:
             raise FormatError(f"{sealed.path}: expected tensors, got what torch.save wrote. Open it with torch.load")
         return safe_open(sealed.path, framework, device, keys=protection.ring)
 
-    replaced.add("serialize_file", seal_file, last=True)
-    replaced.add("serialize", seal_bytes, last=True)
-    replaced.add("deserialize", open_bytes, last=True)
-    replaced.add("safe_open", open_file, last=True)
+    add_handler("serialize_file", seal_file, last=True)
+    add_handler("serialize", seal_bytes, last=True)
+    add_handler("deserialize", open_bytes, last=True)
+    add_handler("safe_open", open_file, last=True)
 
 
 def describe(tensors: Any) -> dict[str, PlainTensor]:

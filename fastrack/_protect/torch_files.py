@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from fastrack._patches.attributes import replace, replace_everywhere
 from fastrack._protect.archive import Archive
 from fastrack._protect.refusals import refusal, refuse
 from fastrack._protect.sealing import Protection, Sink, find_sealed, is_path, open_stream, seal_stream, stream_of
 from fastrack._protect.tape import Tape
 from fastrack._util.fork import per_process
-from fastrack._util.replacing import replace, replace_all_everywhere
 from fastrack.errors import FormatError
 
 
@@ -44,17 +44,15 @@ def install(protection: Protection) -> None:
         return opened(source, mode) if sealed is None else open_stream(protection, sealed)
 
     saving = [name for name in dir(torch._C) if "save" in name.lower() and callable(getattr(torch._C, name))]
-    replace_all_everywhere(
-        [
-            (files._save, _sealing(protection, files, files._save, functools.partial(_archive, files))),
-            (files._legacy_save, _sealing(protection, files, files._legacy_save, _legacy)),
-            (files._open_zipfile_writer, lambda target: contextlib.nullcontext(_Target(target))),
-            (opened, open_file_like),
-            (torch.from_file, _reading_only(torch.from_file)),
-            # What opens an archive itself: torch.package, torch.export and what packs compiled models.
-            (torch._C.PyTorchFileWriter, refuse("torch._C.PyTorchFileWriter")),
-            *((getattr(torch._C, name), refuse(f"torch._C.{name}")) for name in saving),
-        ]
+    replace_everywhere(
+        (files._save, _sealing(protection, files, files._save, functools.partial(_archive, files))),
+        (files._legacy_save, _sealing(protection, files, files._legacy_save, _legacy)),
+        (files._open_zipfile_writer, lambda target: contextlib.nullcontext(_Target(target))),
+        (opened, open_file_like),
+        (torch.from_file, _reading_only(torch.from_file)),
+        # What opens an archive itself: torch.package, torch.export and what packs compiled models.
+        (torch._C.PyTorchFileWriter, refuse("torch._C.PyTorchFileWriter")),
+        *((getattr(torch._C, name), refuse(f"torch._C.{name}")) for name in saving),
     )
     for kind in (torch._C.ScriptModule, torch._C.ScriptFunction):
         for name in [name for name in dir(kind) if "save" in name]:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from fastrack._protect.imports import Prepare, when_imported
+from fastrack._patches.attributes import replace
+from fastrack._patches.imports import Prepare, when_imported
 from fastrack._protect.rehearsal import rehearse
-from fastrack._util.replacing import replace
 
 
 def install() -> None:

@@ -14,11 +14,11 @@ from fastrack._crypto.base import HostMemory
 from fastrack._keys.keyring import KeyRing
 from fastrack._models.mounts import Mount
 from fastrack._models.offload import Opener, Weights, guard, openers_of
+from fastrack._patches.safetensors import add_handler
 from fastrack._sealed.scales import WIDENED
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._sets.folder import SealedFolder, is_widened, own_tensors
 from fastrack._tensors import arrays
-from fastrack._transfer import replaced
 from fastrack._transfer.vault import Ticket, Vault
 
 _taken: dict[str, Changed] = {}  # by the paths of the folders that transformers would write to
@@ -56,7 +56,7 @@ def taking_changed(folder: str | os.PathLike[str] | None) -> Iterator[Changed | 
     with tempfile.TemporaryDirectory(prefix="fastrack-", dir=folder) as own:
         path = str(Path(own).resolve())
         _taken[path] = Changed(path, Vault(folder))
-        replaced.add("serialize_file", _save)
+        add_handler("serialize_file", _save)
         try:
             yield _taken[path]
         finally:

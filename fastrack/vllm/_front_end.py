@@ -9,8 +9,8 @@ from typing import Any
 
 from fastrack._keys.keyring import KeyRing
 from fastrack._models.mounts import Mount
+from fastrack._patches.attributes import replace
 from fastrack._sets.folder import load_folder
-from fastrack._util.replacing import replace
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 from fastrack.vllm._folders import authenticate, digest_of

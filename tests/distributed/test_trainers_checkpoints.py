@@ -18,8 +18,8 @@ import torch
 from helpers import traced_writes, trainer_runs, trainer_strains
 
 import fastrack
+from fastrack._patches.attributes import restore
 from fastrack._protect import rehearsal, trainers
-from fastrack._util.replacing import restore
 
 KEY = fastrack.Key.from_bytes(trainer_runs.KEY)
 PROCESSES = {

@@ -18,8 +18,9 @@ import pytest
 from helpers.forking import in_forked_child
 
 import fastrack
-from fastrack._protect import canary, imports, refusals, sealing
-from fastrack._util.replacing import restore
+from fastrack._patches import imports
+from fastrack._patches.attributes import restore
+from fastrack._protect import canary, refusals, sealing
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors")

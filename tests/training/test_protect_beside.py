@@ -10,8 +10,8 @@ from importlib.abc import MetaPathFinder
 import pytest
 
 import fastrack
+from fastrack._patches import attributes
 from fastrack._protect import canary
-from fastrack._util import replacing
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors")
@@ -24,7 +24,7 @@ SECRET = os.urandom(64)
 @pytest.fixture(autouse=True)
 def as_before():
     yield
-    replacing.restore()
+    attributes.restore()
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ class Refusing:
 def sealed(tmp_path, weights):
     with fastrack.write_folder(tmp_path / "sealed", KEY) as path:
         library.save_file(weights, f"{path}/model.safetensors")
-    replacing.restore()
+    attributes.restore()
     return tmp_path / "sealed"
 
 

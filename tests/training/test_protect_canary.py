@@ -7,8 +7,8 @@ import sys
 import pytest
 
 import fastrack
-from fastrack._transfer import replaced
-from fastrack._util import replacing
+from fastrack._patches import attributes
+from fastrack._patches import safetensors as replaced
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors")
@@ -26,7 +26,7 @@ def unchanged():
     yield
     assert not any(replaced._handlers.values())
     assert before[0] is torch.serialization._save
-    replacing.restore()
+    attributes.restore()
     assert before == (
         torch.serialization._save,
         safetensors.serialize_file,

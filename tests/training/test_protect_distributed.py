@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fastrack
-from fastrack._util.replacing import restore
+from fastrack._patches.attributes import restore
 
 torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")

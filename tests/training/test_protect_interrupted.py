@@ -14,10 +14,10 @@ from helpers.interrupted_saves import interrupt
 import fastrack
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.vector import VectorSchedule
+from fastrack._patches.attributes import restore
 from fastrack._protect.sealing import _remember, _Stream
 from fastrack._sealed.storage import MappedFile
 from fastrack._tensors.mapped_file import map_file
-from fastrack._util.replacing import restore
 
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")

@@ -19,7 +19,7 @@ import pytest
 from helpers.ranks import run_ranks
 
 import fastrack
-from fastrack._util.replacing import restore
+from fastrack._patches.attributes import restore
 
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")

@@ -12,9 +12,9 @@ import pytest
 from helpers import writers
 
 import fastrack
+from fastrack._patches import attributes
+from fastrack._patches import safetensors as replaced
 from fastrack._protect import canary, versions
-from fastrack._transfer import replaced
-from fastrack._util import replacing
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors.torch")
@@ -273,10 +273,10 @@ def test_the_extra_and_the_pages_name_the_covered_versions():
 def test_functions_that_fastrack_has_replaced_for_a_folder_are_seen_as_they_were():
     before = set(versions._in_extension("safetensors"))
     assert "safetensors._safetensors_rust.serialize_file(tensor_dict, filename, metadata)" in before
-    replaced.add("serialize_file", lambda *_, **__: NotImplemented)
-    replaced.add("serialize", lambda *_, **__: NotImplemented)
+    replaced.add_handler("serialize_file", lambda *_, **__: NotImplemented)
+    replaced.add_handler("serialize", lambda *_, **__: NotImplemented)
     assert set(versions._in_extension("safetensors")) == before
-    replacing.restore()
+    attributes.restore()
 
 
 @pytest.mark.slow
@@ -296,7 +296,7 @@ def test_a_torch_that_was_not_tried_is_protected_with_one_warning(monkeypatch):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         fastrack.protect_checkpoints(KEY)
-    replacing.restore()
+    attributes.restore()
     assert [str(each.message).count("2.16.0") for each in told] == [1]
     with pytest.raises(RuntimeWarning, match=r"2\.16\.0"):  # as all warnings are errors in tests
         fastrack.protect_checkpoints(KEY)

@@ -5,8 +5,8 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from fastrack._transfer import replaced
-from fastrack._util.replacing import restore
+from fastrack._patches import safetensors as replaced
+from fastrack._patches.attributes import restore
 
 
 @pytest.fixture
@@ -25,13 +25,13 @@ def test_an_opener_takes_its_paths_and_the_original_all_others(plain):
         return "opened" if path == "mine" else NotImplemented
 
     original = safetensors.safe_open
-    replaced.add("safe_open", opener)
+    replaced.add_handler("safe_open", opener)
     try:
         assert safetensors.numpy.safe_open("mine", framework="np") == "opened"
         assert safetensors.numpy.load_file(plain)["x"].tolist() == [0, 1, 2]
         assert asked == [("mine", "np", "cpu"), (str(plain), "np", "cpu")]
     finally:
-        replaced.remove("safe_open", opener)
+        replaced.remove_handler("safe_open", opener)
     restore()
     assert safetensors.safe_open is original
     assert safetensors.numpy.safe_open is original
@@ -39,12 +39,12 @@ def test_an_opener_takes_its_paths_and_the_original_all_others(plain):
 
 def test_it_is_replaced_once_and_the_last_handler_is_asked_first_but_for_those_of_all_files(plain):
     handlers = [lambda *_, name=name: name for name in "abc"]
-    replaced.add("safe_open", handlers[0])
+    replaced.add_handler("safe_open", handlers[0])
     first = safetensors.safe_open
     for handler in (*handlers[1:], *handlers):
-        replaced.add("safe_open", handler, last=handler is handlers[2])
+        replaced.add_handler("safe_open", handler, last=handler is handlers[2])
     assert safetensors.safe_open is first
     for name, handler in zip("bac", (handlers[1], handlers[0], handlers[2]), strict=True):
         assert safetensors.safe_open(plain) == name
-        replaced.remove("safe_open", handler)
+        replaced.remove_handler("safe_open", handler)
     assert safetensors.numpy.load_file(plain)["x"].tolist() == [0, 1, 2]

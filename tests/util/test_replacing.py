@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from fastrack._util.replacing import replace, replace_everywhere, restore
+from fastrack._patches.attributes import replace, replace_everywhere, restore
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def new():
 
 def test_a_function_is_replaced_under_every_name_and_put_back(library):
     source, copier = library
-    assert replace_everywhere(source.work, new) == 2
+    assert replace_everywhere((source.work, new)) == 2
     assert (source.work(), copier.labour()) == ("new", "new")
     restore()
     assert (source.work(), copier.labour()) == ("old", "old")
@@ -36,7 +36,7 @@ def test_modules_of_fastrack_keep_what_they_hold(library, monkeypatch):
     own = types.ModuleType("fastrack.some_part")
     own.work = source.work
     monkeypatch.setitem(sys.modules, own.__name__, own)
-    replace_everywhere(source.work, new)
+    replace_everywhere((source.work, new))
     assert own.work() == "old"
 
 
@@ -47,7 +47,7 @@ def test_lazy_modules_and_what_is_no_module_are_left_alone(library, monkeypatch)
 
     monkeypatch.setitem(sys.modules, "some_lazy", Lazy("some_lazy"))
     monkeypatch.setitem(sys.modules, "some_thing", None)
-    assert replace_everywhere(library[0].work, new) == 2
+    assert replace_everywhere((library[0].work, new)) == 2
 
 
 def test_a_class_that_inherits_gets_its_own_and_loses_it_again():

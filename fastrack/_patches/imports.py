@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from fastrack._util.replacing import note
+from fastrack._patches.attributes import note
 
 Prepare = Callable[[ModuleType], None]
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Any
 
+from fastrack._patches.attributes import note, replace_everywhere
 from fastrack._util.fork import per_process
-from fastrack._util.replacing import note, replace_everywhere
 
 Handler = Callable[..., Any]
 """Do what the function is called for, or return NotImplemented and leave it to the next handler."""
@@ -23,7 +23,7 @@ _handlers: dict[str, tuple[Handler, ...]] = {}  # by the names of the functions
 _lock = per_process(sys.modules[__name__], "_lock", threading.Lock)
 
 
-def add(name: str, handler: Handler, *, last: bool = False) -> None:
+def add_handler(name: str, handler: Handler, *, last: bool = False) -> None:
     """Ask `handler` about each call of a function first, or, with `last`, when all others have left the call.
 
     Those of a folder come first, whenever they are added, and those of a protected process last. Adding one again does
@@ -35,14 +35,14 @@ def add(name: str, handler: Handler, *, last: bool = False) -> None:
         found = getattr(safetensors, name)
         if not hasattr(found, "fastrack_original"):
             # In a context of its own: a call that fails takes back its handler, and not what others' handlers need.
-            Context().run(replace_everywhere, found, _asking(name, found))
+            Context().run(replace_everywhere, (found, _asking(name, found)))
         held = _handlers.get(name, ())
         if handler not in held:
             _handlers[name] = (*held, handler) if last else (handler, *held)
-            note(functools.partial(remove, name, handler))
+            note(functools.partial(remove_handler, name, handler))
 
 
-def remove(name: str, handler: Handler) -> None:
+def remove_handler(name: str, handler: Handler) -> None:
     """Ask `handler` no more."""
     with _lock:
         _handlers[name] = tuple(each for each in _handlers[name] if each != handler)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import gc
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -58,16 +58,12 @@ def _put_back(owner: Any, name: str, new: Any, old: Any) -> None:
         setattr(owner, name, old)
 
 
-def replace_everywhere(old: Any, new: Any) -> int:
-    """Replace an object in every module that holds it under any name, and return the number of places.
+def replace_everywhere(*pairs: tuple[Any, Any]) -> int:
+    """Replace objects, each by the other of its pair, in every module that holds them under any name.
 
     Modules that are imported later copy the new one from where it is defined. Those of fastrack keep the old one.
+    Return the number of places.
     """
-    return replace_all_everywhere([(old, new)])
-
-
-def replace_all_everywhere(pairs: Iterable[tuple[Any, Any]]) -> int:
-    """Replace several objects as `replace_everywhere` does, in one walk over the modules."""
     olds, places = {id(old): (old, new) for old, new in pairs}, 0
     for module in list(sys.modules.values()):
         # Not getattr and not dir: both would run the `__getattr__` of lazy modules, which imports what they name.
