@@ -37,8 +37,6 @@ _SAME = "Give all samples of a column one type, or choose another folder for the
 class DatasetWriter:
     """Write samples to a sealed data set: a folder of shards, each a sealed file.
 
-    The class of this name in `fastrack.distributed` writes checkpoints of ``torch.distributed.checkpoint``.
-
     Samples are collected in memory, at most one shard of them. A full shard is sealed into a new file, which gets its
     name when it is complete and on disk; plaintext is never written. A writer continues after existing shards, so a
     new writer resumes a run that ended at any time, even by SIGKILL or a loss of power: `stored` is the number of

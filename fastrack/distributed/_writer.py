@@ -40,8 +40,6 @@ VALUES = "values"
 class CheckpointWriter(InFolder, StorageWriter):
     """Storage writer that seals a checkpoint, for ``torch.distributed.checkpoint.save`` and ``async_save``.
 
-    The class of this name in `fastrack` writes samples of a data set.
-
     Each process seals its shards into one new file. Then the coordinator seals the description of all files into
     ``checkpoint.safetensors``, by renaming or in one request to a store, and removes the files that were there before,
     of an earlier checkpoint and of unfinished ones. A process that is killed at any moment leaves either the old

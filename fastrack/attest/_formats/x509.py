@@ -1,8 +1,9 @@
 """Load certificates and revocation lists, and verify chains of them up to a pinned root (RFC 5280).
 
 Chains are verified link by link, and links are cached: eight GPUs of a machine share all links but one. pyca's own
-verifier caches nothing, lacks RSASSA-PSS, AMD's algorithm, and refuses GeneralizedTime for dates before 2050, which
-the authorities of NVIDIA's reference manifests use, against section 4.1.2.5.
+verifier caches nothing. It refuses AMD's encoding of RSASSA-PSS, which states the trailer field although it is the
+default, against RFC 4055, section 3.1, and GeneralizedTime for dates before 2050, which the authorities of NVIDIA's
+reference manifests use, against RFC 5280, section 4.1.2.5.
 """
 
 import sys
