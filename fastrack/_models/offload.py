@@ -21,7 +21,7 @@ from fastrack._transfer.api import to_device
 from fastrack._transfer.slots import Slots
 from fastrack._transfer.vault import Ticket, Vault, open_reused
 from fastrack._util.extras import require
-from fastrack._util.fork import per_process, register_fork_reset
+from fastrack._util.fork import per_process
 from fastrack._util.public import public
 
 if TYPE_CHECKING or installed("torch"):
@@ -276,14 +276,9 @@ class Weights(Mapping[str, "torch.Tensor"]):
         names = list(openers)
         self._following = dict(zip(names, [*names[1:], *names[:1]], strict=True))
         self._first = self._last = ""
-        self.reset_after_fork()
-        register_fork_reset(self)
-
-    def reset_after_fork(self) -> None:
-        """Forget what the parent's thread opens."""
-        self._lock = threading.Lock()
-        self._thread = ThreadPoolExecutor(1, "fastrack-offload")
-        self._ahead: tuple[str, Future[torch.Tensor]] | None = None
+        self._lock = per_process(self, "_lock", threading.Lock)
+        self._thread = per_process(self, "_thread", partial(ThreadPoolExecutor, 1, "fastrack-offload"))
+        self._ahead: tuple[str, Future[torch.Tensor]] | None = per_process(self, "_ahead", lambda: None)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         with self._lock:

@@ -14,7 +14,7 @@ from typing import Any, cast
 from fastrack._remote.codes import ENDED, explain, find_code
 from fastrack._remote.objects import HEAD, RemoteObject, Sink, Version, changed, check_size, error_code, require_plain
 from fastrack._remote.retries import TransientError, retry
-from fastrack._util.fork import per_process, register_fork_reset
+from fastrack._util.fork import per_process
 from fastrack._util.locations import Url
 from fastrack.errors import FormatError
 
@@ -46,12 +46,8 @@ class _Store:
 
     def __init__(self, url: Url, **options: Any) -> None:
         self._url, self._options = url, options
-        self._found: Any = None
+        self._found: Any = per_process(self, "_found", lambda: None)
         self._path = ""
-        register_fork_reset(self)
-
-    def reset_after_fork(self) -> None:
-        self._found = None
 
     def found(self) -> Any:
         store = self._found

@@ -20,7 +20,7 @@ from fastrack._remote.objects import RemoteObject
 from fastrack._remote.retries import read_range
 from fastrack._sealed.storage import Ranges
 from fastrack._tensors.arrays import Bytes
-from fastrack._util.fork import register_fork_reset
+from fastrack._util.fork import per_process, register_fork_reset
 from fastrack._util.locations import Url
 
 PARALLEL = 64  # requests at a time
@@ -303,17 +303,12 @@ class _Task:
 
 
 class _Threads:
-    """The threads of this process that download. They do not keep it from ending."""
+    """The threads of this process that download. They do not keep it from ending. A forked child has none of them."""
 
     def __init__(self) -> None:
-        self.reset_after_fork()
-        register_fork_reset(self)
-
-    def reset_after_fork(self) -> None:
-        """Forget the parent's threads."""
-        self._lock = threading.Lock()
-        self._count = 0
-        self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._lock = per_process(self, "_lock", threading.Lock)
+        self._count = per_process(self, "_count", int)
+        self._tasks: SimpleQueue[Callable[[], None]] = per_process(self, "_tasks", SimpleQueue)
 
     def submit(self, function: Callable[[], None]) -> None:
         """Run a function that does not raise in one of the threads. Raise RuntimeError if there can be none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fastrack._util.atomic import new_file
-from fastrack._util.fork import after_fork, per_process
+from fastrack._util.fork import per_process
 from fastrack._util.locations import require_local
 from fastrack._util.public import public
 from fastrack._version import __version__
@@ -298,13 +299,5 @@ def _write(timeline: Timeline, path: Path, process: int, _: object, error: BaseE
         error.add_note(f"the trace could not be written either: {other}")
 
 
-def _reset() -> None:
-    """Record nothing in a forked child: the trace belongs to the parent."""
-    global active, _lock  # noqa: PLW0603 - a lost thread may hold it
-    active = None
-    _lock = threading.Lock()
-
-
-active: Timeline | None = None
-_lock = threading.Lock()
-after_fork(_reset)
+active: Timeline | None = per_process(sys.modules[__name__], "active", lambda: None)  # the trace is its parent's
+_lock = per_process(sys.modules[__name__], "_lock", threading.Lock)

@@ -17,9 +17,9 @@ SIZE = 40 * BLOCK
 def one_thread(monkeypatch):
     """Let one thread download, so that all but its request wait."""
     monkeypatch.setattr(remote_file, "PARALLEL", 1)
-    remote_file._threads.reset_after_fork()
+    remote_file._threads.__init__()
     yield
-    remote_file._threads.reset_after_fork()
+    remote_file._threads.__init__()
 
 
 class Held:

@@ -104,7 +104,7 @@ def test_an_interrupt_before_any_line_of_a_download_leaves_nothing_to_wait_for(w
     while True:
         file = RemoteFile(remote.url, remote)
         cache._remove(file.copy().entry._path)
-        remote_file._threads.reset_after_fork()
+        remote_file._threads.__init__()
         was_interrupted = interrupted_after(lines, lambda file=file: getattr(file, way)([(0, 6 * MIB)]))
         assert is_read(file, 0, 6 * MIB), lines
         if not was_interrupted:
@@ -122,7 +122,7 @@ def start_others(thread, start=threading.Thread.start):
 def test_a_read_without_threads_raises_and_a_later_one_does_not_wait(monkeypatch):
     remote = Quick(locate("https://files.example/data"))
     file = RemoteFile(remote.url, remote)
-    remote_file._threads.reset_after_fork()
+    remote_file._threads.__init__()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start_others)
         with pytest.raises(RuntimeError, match="new thread"):
