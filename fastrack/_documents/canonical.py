@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from binascii import b2a_base64
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -106,7 +107,7 @@ def unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def encode_bytes(content: bytes) -> str:
     """Return bytes as base64 with padding (RFC 4648, section 4)."""
-    return base64.b64encode(content).decode()
+    return b2a_base64(content, newline=False).decode()
 
 
 def decode_bytes(text: str) -> bytes:

@@ -20,7 +20,7 @@ from fastrack._sealed.file_header import StoredTensor
 from fastrack._sealed.messages import OpenMessage, bad_chunk
 from fastrack._sealed.metadata import read_contents
 from fastrack._sealed.storage import Extent, Storage, StoredBytes, open_storage, read_head
-from fastrack._sealed.tensor import SealedTensor
+from fastrack._sealed.tensor import SealedTensor, set_up
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.locations import Location, locate
@@ -137,7 +137,9 @@ class SealedFile(Mapping[str, SealedTensor]):
         stored = self._stored[name]
         extent = Extent(self._open_storage(), stored.start, stored.stop)
         scale = None if context.scale is None else self[context.scale.name]
-        return SealedTensor(context, extent, self.key_id, binding, self.path, header, self.edition, scale)
+        tensor = SealedTensor.__new__(SealedTensor)
+        set_up(tensor, context, extent, self.key_id, binding, self.path, header, self.edition, scale)
+        return tensor
 
     @property
     def size(self) -> int:

@@ -123,11 +123,9 @@ def load_model(
 
     require_module(module, "load_model(module, path, keys)")
     ring = KeyRing.resolve(keys)
-    steps, missing, unexpected = plan_load(module, path, ring, device, anchor, strict=strict)
+    steps, missing, unexpected, unlisted = plan_load(module, path, ring, device, anchor, strict=strict)
     fill(steps, ring)
-    state = module.state_dict(keep_vars=True)
-    left = [name for name, buffer in module.named_buffers() if buffer.is_meta and name not in state]
-    if left:
+    if unlisted and (left := _left_on_meta(module)):
         warnings.warn(
             f"load_model: no file has buffers that are not persistent, and these are on the meta device still: "
             f"{', '.join(left):.400}. Make them again before you call the module",
@@ -221,9 +219,10 @@ def plan_load(
     anchor: Anchor | str | os.PathLike[str] | None,
     *,
     strict: bool,
-) -> tuple[list[Step], list[str], list[str]]:
+) -> tuple[list[Step], list[str], list[str], bool]:
     """Return the steps of `load_model`, which `fill` does, and the names that are missing and unexpected.
 
+    The last value is whether the module may have tensors on the meta device that its ``state_dict`` lacks.
     Raise RuntimeError if these do not fit.
     """
     target = None if device is None else canonical(device)
@@ -234,9 +233,11 @@ def plan_load(
     for name, tensor in state.items():
         if name in weights:
             _refuse_subclass(name, tensor)
-    steps, problems = _plan(module, state, weights, target)
+    owners = _owners(module)
+    steps, problems = _plan(owners, state, weights, target)
+    shared = fill_in_order(steps)
     missing = [name for name in state if name not in weights and not _is_filled(state[name], steps)]
-    widened = [step.sealed for step in steps if step.dtype != step.sealed.dtype]
+    widened = [step.sealed for step in steps if step.is_widened]
     applied = {scale.name for sealed in widened if (scale := getattr(sealed, "scale", None)) is not None}
     unexpected = [name for name in weights if name not in state and name not in applied]
     if strict:
@@ -245,13 +246,19 @@ def plan_load(
                 quoted = ", ".join(f'"{name}"' for name in names)
                 problems.insert(0, f"{kind} key(s) in state_dict: {quoted}.")
     if strict and not problems:
-        problems = _conflicts(steps, keys)
+        problems = _conflicts(steps, shared, keys)
     if problems:
         source = _source_name(path)
         if not weights:
             raise FormatError(f"{source}: expected sealed weights, got none; `fastrack seal` seals a file")
         raise RuntimeError("\n\t".join([f"Error(s) in loading {source} into {type(module).__name__}:", *problems]))
-    return steps, missing, unexpected
+    listed = set(map(id, state.values()))
+    return steps, missing, unexpected, any(held for number, held in owners.items() if number not in listed)
+
+
+def _left_on_meta(module: Any) -> list[str]:
+    state = module.state_dict(keep_vars=True)
+    return [name for name, buffer in module.named_buffers() if buffer.is_meta and name not in state]
 
 
 def _owners(module: Any) -> dict[int, list[tuple[Any, str]]]:
@@ -277,9 +284,9 @@ class Step(NamedTuple):
     ----------
     sealed : of a DTensor, the part of this process
     local : the local part of a DTensor, else `tensor`
-    fits : whether `local` can be filled in place, in its own dtype
+    fits : whether `local` can be filled in place, in its own dtype, and before other steps of its memory
     owners : of a tensor that may be replaced
-    dtype : that it opens in, by its safetensors name
+    is_widened : whether it opens as its product with its scales
     """
 
     sealed: SealedTensor | SealedRows
@@ -288,7 +295,12 @@ class Step(NamedTuple):
     device: str
     fits: bool
     owners: _Owners
-    dtype: str
+    is_widened: bool = False
+
+    @property
+    def dtype(self) -> str:
+        """The dtype that it opens in, by its safetensors name."""
+        return WIDENED if self.is_widened else self.sealed.dtype
 
 
 def _refuse_subclass(name: str, tensor: Any) -> None:
@@ -346,9 +358,8 @@ def _refuse_plain(state: Iterable[str], file: SealedFile) -> None:
 
 
 def _plan(
-    module: Any, state: dict[str, Any], weights: Mapping[str, SealedTensor], device: str | None
+    owners: Mapping[int, _Owners], state: dict[str, Any], weights: Mapping[str, SealedTensor], device: str | None
 ) -> tuple[list[Step], list[str]]:
-    owners = _owners(module)
     names: dict[torch.device, str] = {}
     steps, problems = [], []
     for name, tensor in state.items():
@@ -358,7 +369,8 @@ def _plan(
         held = owners.get(id(tensor))
         part: SealedTensor | SealedRows = sealed
         local = tensor
-        dtype = WIDENED if _is_widened(sealed, tensor, state) else sealed.dtype
+        is_widened = _is_widened(sealed, tensor, state)
+        dtype = WIDENED if is_widened else sealed.context.dtype  # its text, which compares faster
         fits = held is not None and fits_in_place(sealed, tensor, dtype)
         if not fits:
             problem = _problem(sealed, tensor, held, device, dtype)
@@ -372,7 +384,7 @@ def _plan(
         target = _meta_device(tensor, device) if local.is_meta else names.get(local.device)
         if target is None:
             target = names[local.device] = canonical(local.device)
-        steps.append(Step(part, tensor, local, target, fits, held or (), dtype))
+        steps.append(Step(part, tensor, local, target, fits, held or (), is_widened))
     return steps, problems
 
 
@@ -451,22 +463,23 @@ def _covers(outer: Any, inner: Any) -> bool:
 
 def _extent(tensor: Any) -> tuple[int, int]:
     """Return the addresses of the first element and after the last."""
+    start = tensor.data_ptr()
     if tensor.is_contiguous():
-        return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        return start, start + tensor.nbytes
     last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+    return start, start + (last + 1) * tensor.element_size()
 
 
-def _conflicts(steps: Sequence[Step], keys: KeyRing) -> list[str]:
+def _conflicts(steps: Sequence[Step], several: list[list[int]], keys: KeyRing) -> list[str]:
     """Return the problems of tensors that go into one memory and differ. They are opened into another one before."""
     problems = []
-    for numbers in _overlapping(steps):
+    for numbers in several:
         shared = [steps[number] for number in numbers]
         pairs = list(zip(shared, _places(shared), strict=True))
         # On the meta device a tensor gets the dtype of the file.
         is_equal = not shared[0].local.is_meta or len({step.dtype for step in shared}) == 1
         for number, (step, place) in enumerate(pairs + pairs):
-            dtype = WIDENED if step.dtype != step.sealed.dtype else None
+            dtype = WIDENED if step.is_widened else None
             opened = to_device(step.sealed, step.device, keys=keys, framework="torch", dtype=dtype)
             if number < len(pairs):
                 place.copy_(opened)
@@ -530,18 +543,19 @@ def fill(steps: list[Step], keys: KeyRing) -> None:
 
 def _prepare(steps: list[Step], start: Any, keys: KeyRing) -> Iterator[tuple[list[Step], Callable[[], Any]]]:
     """Authenticate the headers of the tensors of a device, and yield what opens them: those to widen apart."""
-    shared = {number for numbers in _overlapping(steps) for number in numbers[1:]}  # filled after the first
     for dtype in (None, WIDENED):
-        numbers = [n for n, step in enumerate(steps) if (step.dtype != step.sealed.dtype) is (dtype is not None)]
-        if numbers:
-            chosen = [steps[n] for n in numbers]
-            out = [steps[n].local if steps[n].fits and n not in shared else ALLOCATE for n in numbers]
+        chosen = [step for step in steps if step.is_widened is (dtype is not None)]
+        if chosen:
+            out = [step.local if step.fits else ALLOCATE for step in chosen]
             sealed = [step.sealed for step in chosen]
             yield chosen, start.prepare(sealed, keys=keys, framework="torch", out=out, dtype=dtype)
 
 
-def _overlapping(steps: Sequence[Step]) -> list[list[int]]:
-    """Return the numbers of steps whose tensors overlap in memory, or are one on the meta device, a list for each."""
+def fill_in_order(steps: list[Step]) -> list[list[int]]:
+    """Return the numbers of steps whose tensors overlap in memory, or are one on the meta device, a list for each.
+
+    Only the first of them fills its tensor in place: the others open elsewhere, and are copied there after it.
+    """
     extents = []
     for number, step in enumerate(steps):
         if step.local.is_meta:
@@ -556,7 +570,11 @@ def _overlapping(steps: Sequence[Step]) -> list[list[int]]:
         else:
             found.append([number])
         place, end = device, max(end, stop) if device == place else stop
-    return [sorted(numbers) for numbers in found if len(numbers) > 1]
+    several = [sorted(numbers) for numbers in found if len(numbers) > 1]
+    for numbers in several:
+        for number in numbers[1:]:
+            steps[number] = steps[number]._replace(fits=False)
+    return several
 
 
 def fits_in_place(sealed: SealedTensor | SealedRows, tensor: Any, dtype: str) -> bool:

@@ -155,7 +155,7 @@ def _plan(
     module: Any, source: Any, parameters: Mapping[str, Any], keys: KeyRing, device: str, anchor: Any
 ) -> dict[str, Opener]:
     """Fill the buffers, and return what opens each parameter."""
-    steps, _, _ = plan_load(module, source, keys, device, anchor, strict=True)
+    steps, *_ = plan_load(module, source, keys, device, anchor, strict=True)
     by_memory = {storage_key(step.tensor): step for step in steps}
     for name, parameter in parameters.items():
         if storage_key(parameter) not in by_memory:

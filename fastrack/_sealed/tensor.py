@@ -115,7 +115,8 @@ class SealedTensor(Handle):
             )
         self.context = context
         self.scale = scale
-        if (None if scale is None else scale.context) != context.scales:
+        known = None if scale is None else scale.context
+        if (known is not None or context.scale is not None) and known != context.scales:
             raise FormatError(
                 f"tensor {context.name!r:.200}: expected the scales that it was sealed with, got others or none. "
                 "Get both again from their owner"
@@ -299,6 +300,10 @@ class SealedTensor(Handle):
         more: tuple[object, ...] = self.edition, self.scale
         more = more[: 0 if more == (None, None) else 1 if self.scale is None else 2]
         return unpickle, ("SealedTensor", self.context, message, self.key_id, self.binding, *more)
+
+
+set_up = SealedTensor.__init__.__wrapped__  # type: ignore[attr-defined]
+"""Set up a new `SealedTensor`, without what explains arguments that do not fit: files have thousands of tensors."""
 
 
 def restore_tensor(

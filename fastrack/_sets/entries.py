@@ -69,7 +69,10 @@ class SealedEntry:
             file.key_id,
             file.kind,
             _digest_of_metadata(file.metadata),
-            {name: [tensor.dtype, list(tensor.shape), encode_bytes(tensor.header)] for name, tensor in tensors.items()},
+            {
+                name: [tensor.context.dtype, list(tensor.shape), encode_bytes(tensor.header)]
+                for name, tensor in tensors.items()
+            },
             {name: _describe_plain(*file.stored(name)) for name in file.plain},
             {name: tensor.context.file for name, tensor in tensors.items() if tensor.context.file != file.file_id},
             {name: sha256_of(tensor.message) for name, tensor in tensors.items()} if digests else {},

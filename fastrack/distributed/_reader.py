@@ -19,7 +19,7 @@ from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices import canonical
 from fastrack._files.reader import SealedFile
 from fastrack._keys.keyring import KeyRing, KeySource
-from fastrack._models.load import Step, fill, fits_in_place
+from fastrack._models.load import Step, fill, fill_in_order, fits_in_place
 from fastrack._sealed.contexts import Edition, new_file_id
 from fastrack._sealed.message_headers import open_headers
 from fastrack._sealed.seal import unseal
@@ -162,8 +162,9 @@ class CheckpointReader(InFolder, StorageReader):
                         f"{list(target.shape)}. Use a planner that gives one of the shape of the part"
                     )
                 fits = fits_in_place(part, target, part.dtype)
-                steps.append(Step(part, target, target, canonical(target.device), fits, (), part.dtype))
+                steps.append(Step(part, target, target, canonical(target.device), fits, ()))
                 targets.append((item, target))
+        fill_in_order(steps)
         fill(steps, self._ring)
         for item, target in targets:
             planner.commit_tensor(item, target)
