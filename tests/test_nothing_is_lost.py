@@ -90,7 +90,7 @@ LOSING = {
 """The objects whose work only an end by the caller stores, or whose failures only it raises."""
 
 OTHERS = {
-    "use_keys SealedFile safe_open MountedFile Mount OpenMessage _SealedBytes": "only read, and keep nothing to store",
+    "use_keys SealedFile safe_open Mount OpenMessage _SealedBytes": "only read, and keep nothing to store",
     "PreemptionNotice": "keeps the handlers of signals until the process ends",
     "_Draft _Writer PushedBytes MessageRecorder _Packing _Connection _Bounded": "used by calls of fastrack in blocks",
     "CloseGuard Transfer BufferLease PlainSealer StagingPool Owners CollectiveOperation": "as those before",

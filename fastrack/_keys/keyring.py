@@ -128,9 +128,6 @@ class KeyRing:
     def __init__(self, keys: KeySource = (), *, ttl: float = CACHE_SECONDS) -> None:
         self._keys: dict[str, Key] = {}
         self._providers: _Providers | None = None  # set first: a traceback may show the ring
-        if isinstance(keys, Key):  # fast path: each call that opens a small tensor makes a ring of one key
-            self._keys[keys.id] = keys
-            return
         providers = []
         for source in _flatten(keys):
             if not isinstance(source, Key):
@@ -148,6 +145,10 @@ class KeyRing:
         """
         if isinstance(keys, KeyRing):
             return keys
+        if type(keys) is Key:  # each call that opens a small tensor makes a ring of one key
+            ring = cls.__new__(cls)
+            ring._keys, ring._providers = {keys.id: keys}, None  # noqa: SLF001 - its own
+            return ring
         if keys is not None:
             return cls(keys)
         default = cls.default()

@@ -42,15 +42,15 @@ def open_headers(
     a kept key is used only for an unchanged header, context and binding. Errors have the path of the file. Return
     False if all messages are on this machine.
     """
-    is_remote = fetch_headers(tensors)
+    is_remote = _REMOTE in sys.modules and fetch_headers(tensors)
     try:
-        _open_headers(tensors, ring, keys, cacheable)
+        open_local_headers(tensors, ring, keys, cacheable)
     except AuthenticationError:
         if not is_remote:
             raise
         discard((tensor, _NO_BYTES) for tensor in tensors)
         fetch_headers(tensors)
-        _open_headers(tensors, ring, keys, cacheable)
+        open_local_headers(tensors, ring, keys, cacheable)
     return is_remote
 
 
@@ -65,9 +65,10 @@ class _Group(NamedTuple):
     contexts: list[bytes]
 
 
-def _open_headers(
-    tensors: Sequence[SealedTensor | None], ring: KeyRing, keys: MessageKeys, cacheable: Collection[int]
+def open_local_headers(
+    tensors: Sequence[SealedTensor | None], ring: KeyRing, keys: MessageKeys, cacheable: Collection[int] = ()
 ) -> None:
+    """Authenticate header and binding of each message, like `open_headers`, where all headers are on this machine."""
     groups: dict[str, _Group] = {}  # by the ids of keys, so that the ring is asked once for each
     storing: list[tuple[MessageKeyCache, SealedTensor, Proof, int]] = []
     for row, tensor in enumerate(tensors):

@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
+import numpy as np
+
 from fastrack._devices import DEFAULT, canonical
 from fastrack._keys.keyring import KeyLike, KeySource
 from fastrack._keys.keys import Key
@@ -149,20 +151,13 @@ def to_device(
         return torch.compiler.disable(to_device)(
             obj, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking, dtype=dtype
         )
-    if not isinstance(obj, (Handle, dict, list, tuple)):
+    if not isinstance(obj, (Handle, dict, list, tuple, np.ndarray)):
         _require_movable(obj)
     name = DEFAULT if device is None else device
     channel = _shared.channels.get(name) if isinstance(name, str) else None
     if channel is None:
         channel = _shared.channel(canonical(name))
-    return channel.to_device(
-        obj,
-        keys=keys,
-        framework=framework,  # type: ignore[arg-type] # not with out=, as the channel checks
-        out=out,
-        non_blocking=non_blocking,
-        dtype=dtype,
-    )
+    return channel._transfer(None, obj, keys, framework, out, non_blocking, dtype)  # noqa: SLF001 - of this package
 
 
 # Has torch.compile break its graph at the call, as torch.compiler.disable does, which would import torch here.

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
 from fastrack._crypto.base import HostMemory, Messages
@@ -20,17 +20,18 @@ from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import MessageContext, new_file_id
 from fastrack._sealed.handle import Options, Out
-from fastrack._sealed.message_headers import is_remote, open_headers
+from fastrack._sealed.message_headers import is_remote, open_local_headers
 from fastrack._sealed.messages import bad_chunk
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Array, Bytes, Framework
 from fastrack._transfer.inputs import Inputs, Opened, are_apart, view_output
-from fastrack._transfer.pending import Owner, Owners, add_notes
+from fastrack._transfer.pending import Name, Owner, Owners, add_notes
 from fastrack._transfer.slabs import Sizes, slabs_of
 from fastrack._transfer.staging import BufferLease, PlainSealer, StagingPool
+from fastrack._transfer.stats import Recorder, Stats
 from fastrack._util import trace
-from fastrack._util.fork import per_process, register_fork_reset
+from fastrack._util.fork import register_fork_reset
 from fastrack._util.public import public
 from fastrack._util.trace import Steps
 from fastrack.errors import AuthenticationError, ClosedError, DeviceError
@@ -44,10 +45,10 @@ if TYPE_CHECKING:
 
 DEPTH = 6  # buffers of a pool: filled, on their way, or waiting for a GPU whose multiprocessors are all taken
 _STAGED = 96 << 20  # bytes of a pool: three of the larger buffers that confidential mode has
-_FIRST_BATCH, _BATCH = 2, 16  # slabs that are issued together: fewer at first, so that the device begins early
 _OPENING = {"source": "fill", "issue": "open", "store": "open", "wait": "wait"}  # the stage of a step
 _SEALING = {"source": "fill", "issue": "seal", "store": "seal", "wait": "wait"}
 _Result = TypeVar("_Result")
+_FIRST_BATCH, _BATCH = 2, 16  # slabs that are issued together: fewer at first, so that the device begins early
 
 
 @public
@@ -176,8 +177,6 @@ class Channel:
         ClosedError
             If the channel was closed.
         """
-        if out is not None and framework is not None:
-            raise ValueError("expected framework= or out=, got both; the arrays of out= have a framework already")
         return self._transfer(None, obj, keys, framework, out, non_blocking, dtype)
 
     def to_host(self, x: Any, key: KeyLike | None = None, *, name: str = "tensor") -> SealedTensor:
@@ -281,6 +280,8 @@ class Channel:
         dtype: object = None,
     ) -> Any:
         """Move all tensors in `obj`, unless an earlier transfer of `owner`, by default the thread, has failed."""
+        if out is not None and framework is not None:
+            raise ValueError("expected framework= or out=, got both; the arrays of out= have a framework already")
         with self._guard:
             if not self._device.in_place:  # else every earlier transfer is done
                 owner = owner or self._owners.current()
@@ -316,18 +317,12 @@ class Channel:
                 raise ValueError("expected out= in memory of its own, got the memory of a tensor that is moved")
         message_keys = MessageKeys(1)
         try:
-            open_headers((sealed,), KeyRing.resolve(keys), message_keys)
+            open_local_headers((sealed,), KeyRing.resolve(keys), message_keys)
             if target is None:  # not before the header, which authenticates the size
                 out, target = device.empty(context.dtype, context.shape, device.framework(framework, None))
             messages = Messages(message_keys, [sealed.nbytes], [target], [source], [None], [None], [None])
-            with Transfer(self._stats, 1, target.size, "to_device", sealed.name) as record:
-                try:
-                    bad = self._move(messages, record, "open").result()
-                    if bad is not None:
-                        raise bad_chunk(sealed.name, bad.chunk, path=sealed.path)  # noqa: TRY301 - for the handler below
-                except BaseException:
-                    self._clear((target,))
-                    raise
+            with Transfer(self._stats, 1, target.size, "to_device", context.name) as record:
+                self._fill((target,), messages, record, ((context.name, sealed.path),).__getitem__)
         except AuthenticationError:
             self._clear((target,))
             raise
@@ -336,39 +331,51 @@ class Channel:
         return out
 
     def _open(self, opened: Opened, owner: Owner | None) -> Any:
-        """Open all messages and return the pytree of results. With `owner`, do not wait.
-
-        After an error all arrays hold zeros.
-        """
+        """Open all messages and return the pytree of results. With `owner`, do not wait."""
         inputs = opened.inputs
-        owner = None if self._device.in_place else owner
         outputs: Sequence[Any] = ()
-        operation: DeviceOperation | None = None
         try:
             if inputs.tensors:
                 messages, outputs, targets, nbytes = opened.allocate(self._device)
                 with Transfer(self._stats, len(outputs), nbytes, "to_device", inputs.name) as record:
-                    try:
-                        for number in opened.padded:
-                            self._device.clear(targets[number])
-                        if opened.parts:
-                            operation = self._move(messages, record, "open", wait=owner is None)
-                            if owner is not None:
-                                owner.add(operation, opened.names())
-                            elif (bad := operation.result()) is not None:
-                                name, path = opened.name(bad.message)
-                                raise bad_chunk(name, bad.chunk, path=path)  # noqa: TRY301 - for the handler below
-                    except BaseException:
-                        try:
-                            if operation is not None:  # which must not write to cleared arrays
-                                with suppress(DeviceError):
-                                    operation.result()
-                        finally:
-                            self._clear(targets)
-                        raise
+                    owner = None if self._device.in_place else owner
+                    self._fill(targets, messages, record, opened.name, owner, opened.padded)
         finally:
             opened.keys.wipe()
         return inputs.results(outputs)
+
+    def _fill(
+        self,
+        targets: Sequence[Any],
+        messages: Messages,
+        record: Transfer,
+        name: Callable[[int], Name],
+        owner: Owner | None = None,
+        padded: Sequence[int] = (),
+    ) -> None:
+        """Open messages into arrays. With `owner`, do not wait. After any error all the arrays hold zeros.
+
+        A part of a tensor could pass for all of it, and what the device wrote before an error is not authentic.
+        """
+        operation: DeviceOperation | None = None
+        try:
+            for number in padded:
+                self._device.clear(targets[number])
+            if messages.nbytes:
+                operation = self._move(messages, record, "open", wait=owner is None)
+                if owner is not None:
+                    owner.add(operation, list(map(name, range(len(messages.nbytes)))))  # which keep no tensor alive
+                elif (bad := operation.result()) is not None:
+                    tensor, path = name(bad.message)
+                    raise bad_chunk(tensor, bad.chunk, path=path)  # noqa: TRY301 - for the handler below
+        except BaseException:
+            try:
+                if operation is not None:  # which must not write to cleared arrays
+                    with suppress(DeviceError):
+                        operation.result()
+            finally:
+                self._clear(targets)
+            raise
 
     def _clear(self, targets: Sequence[Any]) -> None:
         """Overwrite arrays with zeros after an error. Device errors are suppressed: the caller raises."""
@@ -470,93 +477,6 @@ class CloseGuard:
                 self._left.notify_all()
 
 
-class Group:
-    """The non-blocking transfers of a ``with`` block."""
-
-    def __init__(self, channel: Channel, owner: Owner) -> None:
-        self._channel = channel
-        self._owner = owner
-
-    def __call__(self, obj: Any, **options: Any) -> Any:
-        """Move all tensors in `obj`, like `Channel.to_device`. Raise the known failures of the block."""
-        return self._channel._transfer(self._owner, obj, **options)  # noqa: SLF001 - its own
-
-    def prepare(
-        self,
-        obj: Any,
-        *,
-        keys: KeySource | None = None,
-        framework: Framework | None = None,
-        out: Any = None,
-        dtype: str | None = None,
-    ) -> Callable[[], Any]:
-        """Authenticate the headers of all tensors in `obj`, and return a function that moves them.
-
-        The function allocates and writes; nothing does before. An `ALLOCATE` in `out` requests fresh memory.
-        """
-        channel, owner = self._channel, self._owner
-        with channel._guard:  # noqa: SLF001 - its own
-            inputs = Inputs(obj, framework, channel._device, out, dtype)  # noqa: SLF001 - its own
-            opened = Opened(inputs, channel._keys if keys is None else keys, channel._session)  # noqa: SLF001 - its own
-
-        def move() -> Any:
-            with channel._guard:  # noqa: SLF001 - its own
-                owner.check()
-                return channel._open(opened, owner)  # noqa: SLF001 - its own
-
-        return move
-
-
-@contextmanager
-def _finishing(operation: DeviceOperation, wait: bool) -> Iterator[None]:
-    """Finish an operation, even after an error. Then also wait for it, and raise the error of the block."""
-    try:
-        try:
-            yield
-        except BaseException:
-            with suppress(Exception):
-                operation.finish()
-            raise
-        operation.finish(wait=wait)
-    except BaseException:
-        with suppress(Exception):
-            operation.result()
-        raise
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """Totals of a channel's transfers. Each transfer counts its own seconds, even while others run.
-
-    Attributes
-    ----------
-    transfers : int
-        Tensors moved. A transfer that failed is counted only if the call did not wait for it.
-    bytes : int
-        Bytes of plaintext moved.
-    seconds : float
-        Time spent on transfers; without waiting, until the device had all commands.
-    fill, open, seal : float
-        Parts of `seconds` spent filling slabs on the host, opening them on the device, and sealing them on the device.
-    """
-
-    transfers: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
-    fill: float = 0.0
-    open: float = 0.0
-    seal: float = 0.0
-
-    @property
-    def gbps(self) -> float:
-        """Plaintext moved per second, in 1e9 bytes."""
-        return self.bytes / self.seconds / 1e9 if self.seconds else 0.0
-
-    def as_dict(self) -> dict[str, float]:
-        """Return the totals by name, for JSON."""
-        return {**asdict(self), "gbps": self.gbps}
-
-
 @dataclass(slots=True)
 class Transfer:
     """The measurement of a call that moves `count` tensors, as a ``with`` block. A block that raises is not counted.
@@ -618,17 +538,55 @@ class Transfer:
             self.steps += (name, start, stop, slab.first_chunk, slab.sealed_size)
 
 
-class Recorder:
-    """The sum of a channel's transfers. Thread-safe."""
+class Group:
+    """The non-blocking transfers of a ``with`` block."""
 
-    def __init__(self) -> None:
-        # Tensors, bytes, nanoseconds in all, and nanoseconds in each stage.
-        self.totals: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
-        self.lock = per_process(self, "lock", threading.Lock)
+    def __init__(self, channel: Channel, owner: Owner) -> None:
+        self._channel = channel
+        self._owner = owner
 
-    @property
-    def total(self) -> Stats:
-        """The totals so far."""
-        with self.lock:
-            transfers, nbytes, elapsed, *stages = self.totals
-        return Stats(transfers, nbytes, elapsed / 1e9, *(stage / 1e9 for stage in stages))
+    def __call__(self, obj: Any, **options: Any) -> Any:
+        """Move all tensors in `obj`, like `Channel.to_device`. Raise the known failures of the block."""
+        return self._channel._transfer(self._owner, obj, **options)  # noqa: SLF001 - its own
+
+    def prepare(
+        self,
+        obj: Any,
+        *,
+        keys: KeySource | None = None,
+        framework: Framework | None = None,
+        out: Any = None,
+        dtype: str | None = None,
+    ) -> Callable[[], Any]:
+        """Authenticate the headers of all tensors in `obj`, and return a function that moves them.
+
+        The function allocates and writes; nothing does before. An `ALLOCATE` in `out` requests fresh memory.
+        """
+        channel, owner = self._channel, self._owner
+        with channel._guard:  # noqa: SLF001 - its own
+            inputs = Inputs(obj, framework, channel._device, out, dtype)  # noqa: SLF001 - its own
+            opened = Opened(inputs, channel._keys if keys is None else keys, channel._session)  # noqa: SLF001 - its own
+
+        def move() -> Any:
+            with channel._guard:  # noqa: SLF001 - its own
+                owner.check()
+                return channel._open(opened, owner)  # noqa: SLF001 - its own
+
+        return move
+
+
+@contextmanager
+def _finishing(operation: DeviceOperation, wait: bool) -> Iterator[None]:
+    """Finish an operation, even after an error. Then also wait for it, and raise the error of the block."""
+    try:
+        try:
+            yield
+        except BaseException:
+            with suppress(Exception):
+                operation.finish()
+            raise
+        operation.finish(wait=wait)
+    except BaseException:
+        with suppress(Exception):
+            operation.result()
+        raise

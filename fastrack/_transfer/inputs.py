@@ -382,10 +382,6 @@ class Opened:
         tensor = self.parts[message]
         return (None, None) if tensor is None else (tensor.name, tensor.path)
 
-    def names(self) -> list[Name]:
-        """Return the names and paths of all messages. They keep no tensor alive."""
-        return [self.name(message) for message in range(len(self.parts))]
-
 
 def wanted_of(tree: Any) -> Iterator[tuple[SealedTensor, LazyRanges | None]]:
     """Yield the messages of a pytree, each with its lazy byte ranges; None for all bytes."""

@@ -167,7 +167,7 @@ def several(given: Any) -> Iterable[Any]:
 
 def require_local(path: str | os.PathLike[str]) -> None:
     """Refuse a URL, or a `pathlib.Path` made from a URL."""
-    text = require_path(path)
+    text = path if isinstance(path, str) else require_path(path)
     if (match := _COLLAPSED.match(text)) and not os.path.lexists(f"{match[1]}:"):
         raise _no_path(Url(f"{match[1]}://{text[match.end() :]}"))
 

@@ -17,7 +17,8 @@ from fastrack._crypto.base import HostMemory, Messages
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.base import Segment, Slab
 from fastrack._devices.cuda import link
-from fastrack._transfer.channel import Recorder, Transfer
+from fastrack._transfer.channel import Transfer
+from fastrack._transfer.stats import Recorder
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, chunk_offset
 
 EVERY = (*MODES, "held")

@@ -18,7 +18,8 @@ from fastrack._crypto.base import HostMemory, Messages
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.streams import CONNECTIONS, LANES
-from fastrack._transfer.channel import Recorder, Transfer
+from fastrack._transfer.channel import Transfer
+from fastrack._transfer.stats import Recorder
 from fastrack.format import CHUNK_SIZE, chunk_offset
 
 KEY = Key.from_bytes(bytes(range(32)))

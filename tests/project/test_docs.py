@@ -191,7 +191,7 @@ def test_the_api_page_names_what_a_channel_counts():
     from dataclasses import fields
 
     from fastrack._files.reader import TensorCheck
-    from fastrack._transfer.channel import Stats
+    from fastrack._transfer.stats import Stats
 
     page = read("docs/api.md")
     assert not [field.name for kind in (Stats, TensorCheck) for field in fields(kind) if f"`{field.name}`" not in page]
