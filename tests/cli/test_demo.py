@@ -74,7 +74,7 @@ def test_the_demo_fits_in_a_narrow_terminal_and_breaks_no_word(cli, monkeypatch)
         assert len(lines) + more <= 24
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("little", "work")
 def test_a_wide_demo_has_all_columns(cli):
     assert "p99" not in cli(QUICK).stdout
@@ -103,7 +103,7 @@ def test_training_on_sealed_data_is_training_on_plain_data(folder, capsys):
     assert re.search(r"\na batch: \d+\.\d ms from the sealed file, \d+\.\d ms from arrays in memory\n", said)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @has_torch
 def test_training_that_differs_in_one_character_is_noticed(folder):
     text = demo_module._library()["text"][:20_480].copy()

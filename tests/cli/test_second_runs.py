@@ -81,7 +81,7 @@ def attempt(cli, line):
     return result.exit_code == 0
 
 
-EACH = [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("bench")) for name in COMMANDS]
+EACH = [pytest.param(name, marks=[pytest.mark.nightly] * name.startswith("bench")) for name in COMMANDS]
 
 
 @pytest.mark.parametrize("name", EACH)

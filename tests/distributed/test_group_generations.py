@@ -98,6 +98,6 @@ def form_again(folder):
         dist.barrier()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_others_notice_a_lost_member_at_once_and_form_a_group_in_their_processes(tmp_path):
     run_ranks((4, form_again, tmp_path))

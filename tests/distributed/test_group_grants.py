@@ -82,7 +82,7 @@ def start_rank(folder):
         SecureGroup(f"{folder}/session.grants")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_process_opens_a_grants_file_by_its_own_identity(tmp_path):
     for rank, identity in enumerate(RANKS):
         identity.save(tmp_path / f"rank{rank}")

@@ -135,5 +135,6 @@ def check_failures():
     dist.destroy_process_group()
 
 
+@pytest.mark.nightly
 def test_a_failure_of_one_rank_is_one_of_all():
     run_ranks((2, check_failures))

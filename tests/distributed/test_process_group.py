@@ -261,7 +261,7 @@ def training(tmp_path_factory):
     return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(2)], sent
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_sealed_group_is_asked_for_all_that_plain_training_asks_of_its_own(training):
     for plain, sealed, beside in training[0]:
         assert sealed == plain
@@ -273,7 +273,7 @@ def test_the_sealed_group_is_asked_for_all_that_plain_training_asks_of_its_own(t
         assert all(plain.values())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_value_of_training_is_on_the_network(training):
     _, sent = training
     if sent is None:

@@ -24,7 +24,7 @@ from fastrack import AuthenticationError, Key, load_file
 from fastrack.distributed import CheckpointReader, CheckpointWriter
 
 KEY = Key.from_bytes(bytes(range(32)))
-KILLS = int(os.environ.get("FASTRACK_KILLS", "8"))
+KILLS = int(os.environ.get("FASTRACK_KILLS", "3"))
 
 pytestmark = pytest.mark.slow
 

@@ -365,11 +365,12 @@ def start(*arguments, **options):
 
 
 @pytest.mark.slow
-def test_no_row_is_lost_or_twice_however_often_a_process_is_killed(tmp_path, key):
+@pytest.mark.parametrize("least", [4, pytest.param(KILLS, marks=pytest.mark.nightly)])
+def test_no_row_is_lost_or_twice_however_often_a_process_is_killed(tmp_path, key, least):
     rng, kills, runs = random.Random(0), 0, 0
     world = World(tmp_path, key, rng, KINDS["jsonl"])
     world.files.clear()  # the names of those that are added are in the order in which they are added
-    while kills < KILLS:
+    while kills < least:
         for _ in range(3):
             many = list(range(-20 * runs, -20 * runs - 20, -1))
             world.files[f"{len(world.files):06}.jsonl"] = world.new_rows() + many

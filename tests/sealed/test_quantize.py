@@ -179,7 +179,7 @@ def test_a_folder_comes_back_as_the_model_that_readers_see(tmp_path, sealed):
     require_equal(seen(tmp_path / "again"), found)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_weight_of_several_pieces_and_slabs_is_quantised_alike(tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     weight = torch.randn(2100, 4096, generator=torch.Generator().manual_seed(0))

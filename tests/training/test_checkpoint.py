@@ -574,7 +574,7 @@ training.save(sys.argv[2])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("_own_threads_and_seeds")
 def test_training_may_be_resumed_in_another_process(path, tmp_path):
     whole = Training(1)

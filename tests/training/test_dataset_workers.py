@@ -81,7 +81,7 @@ def loaded(loader, channel):
     return [channel.to_device(batch) for batch in loader]
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
 def test_batches_are_those_of_plain_indexing(channel, paths, plain, method):
     dataset = SealedDataset(paths)
     order = RandomSampler(dataset, generator=torch.Generator().manual_seed(3))

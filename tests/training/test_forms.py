@@ -157,7 +157,7 @@ def test_a_run_that_is_resumed_equals_the_whole_one(tmp_path, run):
     require_equal(run, tmp_path / "run.safetensors")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @each("run", [run for run in RUNS if run not in QUICK])
 def test_every_run_that_is_resumed_equals_the_whole_one(tmp_path, run):
     assert len(RUNS) >= 40

@@ -535,6 +535,6 @@ def agree():
         dist.barrier()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_agree_in_plain_and_sealed():
     run_ranks((2, agree))

@@ -591,7 +591,7 @@ def save_in_child(rank, folder):
     torch.save(state(), f"{folder}/{rank}.pt")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_spawned_processes_seal_by_the_same_key_file(tmp_path):
     KEY.save(tmp_path / "owner.key")
     restore()

@@ -322,7 +322,7 @@ def save_and_load(path):
     save_model(other, path, key=KEY)  # the processes are still in step
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_seal_their_parts_into_one_file(tmp_path):
     run_ranks((2, seal_parts, tmp_path / "x"))
     with load_file(tmp_path / "x") as file:

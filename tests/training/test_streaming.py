@@ -136,7 +136,7 @@ def test_without_shuffle_samples_have_the_order_of_the_data_set(data):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
 def test_persistent_workers_hear_of_epochs_and_states(data, whole, method):
     loader = loader_of(stream_of(data), 2, persistent_workers=True, multiprocessing_context=method)
     first = [batch["x"].tolist() for batch in loader]
@@ -161,7 +161,7 @@ def continued(stream, answers):
     answers.put((len(rest), len(list(stream))))
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
 def test_ranks_that_were_begun_with_a_stream_do_not_move_each_other(data, method):
     stream = stream_of(data)
     stream.load_state_dict(stream.state_dict(4))

@@ -146,6 +146,7 @@ def test_accelerate_divides_a_stream_of_samples(folder):
     run_ranks(*((2, accelerate_prepared, folder, split, workers) for split in (False, True) for workers in (0, 2)))
 
 
+@pytest.mark.nightly
 def test_accelerate_leaves_a_stream_of_batches_alone(folder):
     pytest.importorskip("accelerate")
     run_ranks(*((2, accelerate_unprepared, folder, workers) for workers in (0, 2)))
