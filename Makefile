@@ -6,7 +6,8 @@ EMULATOR := .venv-emulator
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.demo
-PIP_LOCKED := python -m pip install --no-deps --require-hashes --only-binary :all:
+# Python compiles what is imported, when it is: pip would compile all, of which most never is.
+PIP_LOCKED := python -m pip install --no-deps --no-compile --require-hashes --only-binary :all:
 
 # Tests start hundreds of processes, each of which would compile the package for itself.
 unexport PYTHONDONTWRITEBYTECODE
@@ -102,10 +103,11 @@ test-lowest:  ## run the quick tests on the lowest versions that pyproject.toml 
 	$(LOWEST)/bin/python -m pytest $(PARALLEL) $(QUICK) -W default::DeprecationWarning \
 		--ignore tests/kernels --ignore tests/project/test_layers.py
 
-ENGINE_TESTS := crypto sealed transfer/test_channel.py $(addprefix training/test_,checkpoint.py dataset.py model.py)
+# Those of engines themselves, in folders of tests/crypto, name each engine, and run in `make test`.
+ENGINE_TESTS := $(wildcard tests/crypto/test_*.py) tests/sealed tests/transfer/test_channel.py $(addprefix tests/training/test_,checkpoint.py dataset.py model.py)
 
 test-openssl: $(STAMP) $(NATIVE)  ## run the tests that need an engine with OpenSSL in place of the compiled one; some minutes
-	FASTRACK_ENGINE=openssl $(BIN)/python -m pytest $(PARALLEL) $(QUICK) $(addprefix tests/,$(ENGINE_TESTS))
+	FASTRACK_ENGINE=openssl $(BIN)/python -m pytest $(PARALLEL) $(QUICK) $(ENGINE_TESTS)
 
 PYTHONS ?= 3.12 3.13 3.14
 
@@ -447,7 +449,7 @@ clean:  ## remove what was built, .venv included
 # Whatever is installed has a hash in requirements.txt, torch too: as PyPI has it, or its CPU build where pip is set to find
 # one, which it would pass over if it knew the hash of another. CUDA's libraries have none: torch of PyPI names their versions,
 # and `pip check` whether they are there.
-$(DEMO_STAMP): PIP_DEMO := $(BIN)/$(PIP_LOCKED) --no-compile  # which takes half the time, and most is never imported
+$(DEMO_STAMP): PIP_DEMO := $(BIN)/$(PIP_LOCKED)
 $(DEMO_STAMP): pyproject.toml hatch_build.py requirements.txt .ci/demo.txt
 	@printf '%s\n' "Installing what the demo runs, in $(VENV): $$(grep -c == .ci/demo.txt) packages, 0.3 GB to download," \
 		"1.1 GB on disk, most of it torch. On a line of 100 Mbit/s that takes a minute." \

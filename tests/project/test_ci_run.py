@@ -81,6 +81,13 @@ def test_a_part_that_fails_ends_the_run(parts, tmp_path):
     assert "test-openssl" not in seen
 
 
+def test_a_part_beside_the_tests_that_fails_fails_the_run_and_is_told(parts, tmp_path):
+    (tmp_path / "fails").write_text("wheels")
+    seen, _ = parts(status=1)
+    assert "emulator" in seen
+    assert "environments" not in seen
+
+
 def test_a_part_that_would_see_the_buffering_of_this_machine_fails(parts):
     seen, said = parts(status=1, **{"env -i PATH": "env PATH"})
     assert seen == {}

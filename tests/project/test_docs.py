@@ -233,7 +233,7 @@ def test_the_errors_are_drawn_as_in_the_code():
 
 @pytest.mark.repository
 def test_ci_the_page_on_releasing_and_the_workflow_run_the_same_commands():
-    commands = find(r"^(?:with_index )?(make (?!install)[\w-]+)$", ".ci/run")
+    commands = find(r"^ *(?:with_index )?(make (?!install)[\w-]+)$", ".ci/run")
     assert find(r"^\| `(make [\w-]+)` \|", "docs/dev/releasing.md") == commands
     workflow = read(".github/workflows/ci.yml")
     (targets,) = re.findall(r"target: \[(.*)\]", workflow)
