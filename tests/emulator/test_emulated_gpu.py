@@ -46,6 +46,7 @@ def times(run_case):
 
 
 class TestResults:
+    @pytest.mark.nightly  # by day those of one device, among what holds on a GPU
     def test_known_answers_are_right_on_both_devices(self, run_case):
         first, second = run_case("known_answers")
         assert first == second > 70

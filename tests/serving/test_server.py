@@ -339,7 +339,7 @@ def test_a_server_without_a_model_lives_and_is_not_ready(editions, tmp_path, mon
 
 
 def test_reloads_under_load_give_no_wrong_answer_and_drop_no_request(served):
-    reload_under_load(served, 5)
+    reload_under_load(served, 2)
 
 
 @pytest.mark.nightly
