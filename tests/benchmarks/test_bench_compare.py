@@ -227,7 +227,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("side", ["head"])
 def test_what_fails_on_one_side_is_told_and_the_rest_is_measured(measure, side):
     bad = [
@@ -255,7 +255,7 @@ def test_bad(benchmark):
     assert "out of luck" in found.broken[name("test_bad")]["head"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_process_that_hangs_is_given_up(measure, monkeypatch):
     monkeypatch.setattr(pairs, "_FAREWELL", 0.1)
     begin = time.monotonic()
@@ -266,7 +266,7 @@ def test_a_process_that_hangs_is_given_up(measure, monkeypatch):
     assert time.monotonic() - begin < 15
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_a_death_kept_from_being_measured_is_measured_in_another_pair(pythons, tmp_path):
     bad, good = (
         "def test_bad(benchmark):\n    os._exit(7)\n",
@@ -402,7 +402,7 @@ def test_dependencies_that_differ_are_told_and_missing_ones_refused(tmp_path):
         environments.check_requirements(plain, tree("missing", "no-such-thing"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_comparison_leaves_nothing(repository, kind):
     script = "import sys; from bench.compare import command; from pathlib import Path\n"

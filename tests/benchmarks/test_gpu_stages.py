@@ -124,6 +124,7 @@ def test_first_contact_goes_through_all_its_steps(run, tmp_path):
     assert set(line["latency, us"]) == {"to_device, sealed 1000 B", "to_device, sealed 80 KiB"}
 
 
+@pytest.mark.nightly
 def test_a_wrong_result_is_told_by_the_status_and_the_others_run(run, tmp_path):
     before = """
 from bench.gpu import known
@@ -152,6 +153,7 @@ transfers.measure = measure
 """
 
 
+@pytest.mark.nightly
 def test_a_stage_that_is_killed_keeps_its_rows(run, tmp_path):
     status, (line,) = run("--stages", "figures", before=KILLED.format("os.kill(os.getpid(), 9)"))
     assert status == 1
@@ -162,6 +164,7 @@ def test_a_stage_that_is_killed_keeps_its_rows(run, tmp_path):
     assert line["FAILED"] == {"transfers": "its process ended with -9"}
 
 
+@pytest.mark.nightly
 @pytest.mark.nightly
 def test_a_stage_that_hangs_is_ended_and_says_where(run, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "_MARGIN", 4)
@@ -175,6 +178,7 @@ def test_a_stage_that_hangs_is_ended_and_says_where(run, tmp_path, monkeypatch):
     assert "in measure" in document["log"]  # where the thread stood
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_told_to_end_ends_its_stage(tmp_path):
     script = f"""
 import sys
@@ -304,6 +308,7 @@ def test_the_tests_for_a_device_run_on_a_stand_in():
     assert found["passed"] >= 4
 
 
+@pytest.mark.nightly
 @pytest.mark.nightly
 def test_all_tests_for_a_device_run_on_a_stand_in(started):
     started.device = "stand-in"

@@ -2,7 +2,7 @@
 
 MIB = 1 << 20
 LARGE = 26 * MIB + 7  # six slabs: each buffer of the staging pool once
-SHARED = 300_000
+SHARED = MIDDLE = 300_000
 SLOW = 4 * MIB
 
 
@@ -10,8 +10,9 @@ def pytest_collection_finish(session):
     """Replace the sizes that the tests read when they run."""
     for module in {item.module for item in session.items if hasattr(item.module, "LARGE")}:
         module.LARGE = LARGE
-        if hasattr(module, "SHARED"):
-            module.SHARED = SHARED
+        for name in ("SHARED", "MIDDLE"):
+            if hasattr(module, name):
+                setattr(module, name, globals()[name])
     for plugin in session.config.pluginmanager.get_plugins():
         if hasattr(plugin, "SLOW"):
             plugin.SLOW = SLOW

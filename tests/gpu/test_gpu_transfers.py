@@ -20,6 +20,7 @@ SMALL = {"slab": 4 * CHUNK_SIZE, "lead": CHUNK_SIZE}
 SIZES = [0, 1, 15, 16, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 4 * CHUNK_SIZE, 5 * (1 << 20) + 7]
 LARGE = (70 << 20) + 7  # eleven slabs, through six staging buffers
 SHARED = 2_000_000  # of each thread
+MIDDLE = 3_000_000  # of each call that is not waited for
 
 
 def data(size, seed=0):
@@ -174,7 +175,7 @@ class TestOut:
 
 class TestNonBlocking:
     def test_transfers_arrive_in_the_order_of_the_stream(self, move, frame, owner):
-        plains = [data(3_000_000 + n, n) for n in range(6)]
+        plains = [data(MIDDLE + n, n) for n in range(6)]
         moved = [move(fastrack.seal(plain, owner), non_blocking=True) for plain in plains]
         later = [frame.plus_one(x) for x in moved]
         for plain, x, y in zip(plains, moved, later, strict=True):
@@ -194,7 +195,7 @@ class TestNonBlocking:
         assert np.array_equal(frame.read(move(fastrack.seal(plain, owner))), plain)
 
     def test_what_the_caller_still_reads_is_not_overwritten(self, channel, frame, owner):
-        before, after = data(3_000_000, 1), data(3_000_000, 2)
+        before, after = data(MIDDLE, 1), data(MIDDLE, 2)
         sealed, out = fastrack.seal(after, owner), frame.make(before)
         for _ in range(3):
             channel.to_device(fastrack.seal(before, owner), out=out)
@@ -207,7 +208,7 @@ class TestNonBlocking:
             del busy
 
     def test_a_side_stream_sees_what_it_asked_for(self, move, frame, owner):
-        plain = data(3_000_000)
+        plain = data(MIDDLE)
         sealed = fastrack.seal(plain, owner)
         for _ in range(5):
             with frame.side_stream():
@@ -235,7 +236,7 @@ class TestToHost:
         assert np.array_equal(frame.read(x), plain)
 
     def test_waits_for_what_makes_the_tensor(self, channel, frame, owner):
-        plain = data(3_000_000)
+        plain = data(MIDDLE)
         for _ in range(5):
             with frame.side_stream():
                 x = frame.make(plain)
