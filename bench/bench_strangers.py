@@ -30,7 +30,8 @@ SERVE = f"""
 import sys
 from pathlib import Path
 from fastrack import Key, KeyRing, attest, grants
-from fastrack.attest._broker import app, ledger, limits, server, service
+from fastrack._service import limits, server
+from fastrack.attest._broker import app, ledger, service
 class Limit(limits.RateLimit):
     def admit(self, address):
         return 0.0 if address == {OTHER!r} else super().admit(address)

@@ -9,9 +9,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Route
 
+from fastrack._service.handlers import Handlers, RefusedError, members_of, require_json
+from fastrack._service.limits import Quota, RateLimit
 from fastrack._util.gate import most_bytes
-from fastrack.attest._broker.handlers import Handlers, RefusedError, members_of, require_json
-from fastrack.attest._broker.limits import Quota, RateLimit
 from fastrack.attest._errors import CollateralFileError
 from fastrack.errors import AttestationError, RollbackError
 from fastrack.tour._documents import KIND as DOCUMENT

@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
+from fastrack._service.limits import RateLimit
 from fastrack._util.public import public
-from fastrack.attest._broker.limits import RateLimit
 from fastrack.attest._http import Service, read_refusal
 from fastrack.errors import AttestationError, FastrackError, FormatError
 from fastrack.tour._messages import ANSWER_LIMITS, ERRORS, LIMIT, SMALL_LIMIT, Desk
@@ -190,7 +190,7 @@ def serve(
             "TLS alone, with a certificate of their own"
         )
     try:
-        from fastrack.attest._broker.server import serve as serve_app
+        from fastrack._service.server import serve as serve_app
         from fastrack.tour._app import make_app
     except ImportError as error:
         raise FastrackError(

@@ -6,31 +6,16 @@ import json
 import os
 import sqlite3
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from typing import Any
 
 from fastrack._keys.signing import read_unverified_payload
+from fastrack._service.journal import Journal, read_journal
 from fastrack._util.public import public
-from fastrack.attest._broker.ledger import LOG_SCHEMA, Ledger, open_to_read, read_log
 from fastrack.errors import AuthenticationError, FormatError, RollbackError
 
-_TABLES = """CREATE TABLE plan (
-    one INTEGER PRIMARY KEY CHECK (one = 1), role TEXT NOT NULL, digest TEXT NOT NULL, completion BLOB
-);
-CREATE TRIGGER completions_are_final BEFORE UPDATE ON plan WHEN OLD.completion IS NOT NULL
-    BEGIN SELECT RAISE(ABORT, 'completions are final'); END;
-CREATE TABLE attempts (
-    visit INTEGER NOT NULL, attempt INTEGER NOT NULL, previous TEXT NOT NULL, document BLOB NOT NULL,
-    offer BLOB NOT NULL, receipt BLOB,
-    PRIMARY KEY (visit, attempt)
-);
-CREATE TRIGGER attempts_stay BEFORE DELETE ON attempts BEGIN SELECT RAISE(ABORT, 'attempts are kept'); END;
-CREATE TRIGGER receipts_are_final BEFORE UPDATE ON attempts WHEN OLD.receipt IS NOT NULL
-    BEGIN SELECT RAISE(ABORT, 'receipts are final'); END;
-"""
 _COLUMNS = "visit, attempt, previous, document, receipt"
 
 
@@ -58,7 +43,7 @@ class Accepted:
 
 
 @public
-class TourLedger(Ledger):
+class TourLedger(Journal):
     """The database of an `OwnerDesk` or a `HolderDesk`, made with mode 0600. It has no key in it.
 
     Every change is on the disk when the method that makes it returns. Several threads and processes may use one file.
@@ -85,7 +70,20 @@ class TourLedger(Ledger):
     """
 
     application = 0x46545454  # "FTTT"
-    schema = LOG_SCHEMA + _TABLES
+    schema = """CREATE TABLE plan (
+    one INTEGER PRIMARY KEY CHECK (one = 1), role TEXT NOT NULL, digest TEXT NOT NULL, completion BLOB
+);
+CREATE TRIGGER completions_are_final BEFORE UPDATE ON plan WHEN OLD.completion IS NOT NULL
+    BEGIN SELECT RAISE(ABORT, 'completions are final'); END;
+CREATE TABLE attempts (
+    visit INTEGER NOT NULL, attempt INTEGER NOT NULL, previous TEXT NOT NULL, document BLOB NOT NULL,
+    offer BLOB NOT NULL, receipt BLOB,
+    PRIMARY KEY (visit, attempt)
+);
+CREATE TRIGGER attempts_stay BEFORE DELETE ON attempts BEGIN SELECT RAISE(ABORT, 'attempts are kept'); END;
+CREATE TRIGGER receipts_are_final BEFORE UPDATE ON attempts WHEN OLD.receipt IS NOT NULL
+    BEGIN SELECT RAISE(ABORT, 'receipts are final'); END;
+"""
 
     def bind(self, role: str, plan: str) -> None:
         """Make this the database of one role in one tour. Raise `RollbackError` if it is that of another."""
@@ -209,36 +207,39 @@ class Kept:
 
 
 def read_kept(path: str | os.PathLike[str]) -> Kept:
-    """Read a desk's database without changes, and compare it with its log. No desk may write to it meanwhile.
+    """Read a desk's database without changes, and compare it with its log.
 
     Raise `AuthenticationError` if the log was altered, or has other attempts, offers or receipts, and `FormatError` for
     another file.
     """
+    query = f"SELECT {_COLUMNS}, offer FROM attempts ORDER BY visit, attempt"  # noqa: S608 - a constant
+
+    def read(database: sqlite3.Connection) -> tuple[Any, list[tuple[Attempt, str]]]:
+        rows = [(Attempt(*values), sha256(offer).hexdigest()) for *values, offer in database.execute(query)]
+        return database.execute("SELECT role, digest FROM plan").fetchone(), rows
+
     logged: dict[str, dict[tuple[int, int], dict[str, Any]]] = {"begun": {}, "ended": {}}
-    attempts, ended, details = [], {}, dict[tuple[int, int], dict[str, Any]]()
     try:
-        for entry in read_log(path, kind=TourLedger):
+        entries, (bound, rows) = read_journal(path, TourLedger, read)
+        for entry in entries:
             if entry.event in logged:
                 logged[entry.event][entry.details["visit"], entry.details["attempt"]] = dict(entry.details)
-        with closing(open_to_read(path)) as database:
-            bound = database.execute("SELECT role, digest FROM plan").fetchone()
-            query = f"SELECT {_COLUMNS}, offer FROM attempts ORDER BY visit, attempt"  # noqa: S608 - a constant
-            for *values, offer in database.execute(query):
-                each = Attempt(*values)
-                attempts.append(each)
-                details[each.visit, each.attempt] = {"offer": sha256(offer).hexdigest()}
-                if each.receipt is not None:
-                    ended[each.visit, each.attempt] = sha256(read_unverified_payload(each.receipt)).hexdigest()
-    except (sqlite3.DatabaseError, TypeError, KeyError) as error:  # SQLite has values of any type in any column
+        ended = {
+            (each.visit, each.attempt): sha256(read_unverified_payload(each.receipt)).hexdigest()
+            for each, _ in rows
+            if each.receipt is not None
+        }
+    except (TypeError, KeyError) as error:  # SQLite has values of any type in any column
         raise FormatError(f"reading {path} failed: expected the database of a desk, got {error}") from None
     if bound is None:
         raise FormatError(f"reading {path} failed: expected the database of a desk, got one that no desk has opened")
     # Entries of earlier versions have no offer: there only a consent has its digest.
-    begun = {key: details.get(key, {}) | members for key, members in logged["begun"].items()}
-    details = {key: logged["begun"].get(key, {}) | members for key, members in details.items()}
+    offers = {(each.visit, each.attempt): {"offer": digest} for each, digest in rows}
+    begun = {key: offers.get(key, {}) | members for key, members in logged["begun"].items()}
+    details = {key: logged["begun"].get(key, {}) | members for key, members in offers.items()}
     if begun != details or ended != {key: members.get("receipt") for key, members in logged["ended"].items()}:
         raise AuthenticationError(
             f"reading {path} failed: expected the attempts, offers and receipts of its log, got others. It was "
             "altered, or a desk wrote to it; restore it from a copy, or stop the desk"
         )
-    return Kept(bound[0], bound[1], tuple(attempts), tuple(details.values()))
+    return Kept(bound[0], bound[1], tuple(each for each, _ in rows), tuple(details.values()))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import fastrack
 from fastrack import attest
-from fastrack.attest._broker import server
+from fastrack._service import server
+from fastrack._service.limits import RateLimit
 from fastrack.attest._broker.app import make_app
 from fastrack.attest._broker.ledger import Ledger
-from fastrack.attest._broker.limits import RateLimit
 from fastrack.attest._broker.service import Broker, Settings
 from fastrack.grants import Signer
 

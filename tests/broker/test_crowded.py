@@ -16,8 +16,8 @@ from helpers.foundry.authority import NOW
 from helpers.foundry.machine import Machine, policy, roots
 
 from fastrack import attest
+from fastrack._service.limits import Quota
 from fastrack.attest._broker.ledger import read_log
-from fastrack.attest._broker.limits import Quota
 
 OTHER = "127.0.0.2"  # the address of who crowds; who exchanges honestly has 127.0.0.1
 SHARE = 64  # connections of an address

@@ -16,10 +16,11 @@ import pytest
 
 import fastrack
 from fastrack import KeyPermissionError
+from fastrack._service import journal
+from fastrack._service.limits import RateLimit
 from fastrack.attest import Challenge
 from fastrack.attest._broker import ledger as module
 from fastrack.attest._broker.ledger import BusyError, ChallengeError, Ledger, read_log
-from fastrack.attest._broker.limits import RateLimit
 
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -66,7 +67,7 @@ def test_a_grant_is_in_the_file_itself(ledger, path):
 
 
 def test_a_reader_stops_no_broker_and_is_waited_for_in_bounds(ledger, path, monkeypatch, caplog):
-    monkeypatch.setattr(module, "_PATIENCE", 0.05)
+    monkeypatch.setattr(journal, "_PATIENCE", 0.05)
     challenge = add(ledger)
     use(ledger, challenge)
     with closing(sqlite3.connect(path, isolation_level=None)) as reader:
@@ -90,13 +91,13 @@ with open(sys.argv[1], "r+b") as shared:
 
 
 def test_a_grant_waits_for_another_process_that_fills_the_file(ledger, path, monkeypatch):
-    monkeypatch.setattr(module, "_PATIENCE", 60)
+    monkeypatch.setattr(journal, "_PATIENCE", 60)
     challenge = add(ledger)
     use(ledger, challenge)
     command = [sys.executable, "-c", CHECKPOINT, f"{path}-shm"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
-        monkeypatch.setattr(module, "sleep", lambda _: other.poll() is None and other.communicate())
+        monkeypatch.setattr(journal, "sleep", lambda _: other.poll() is None and other.communicate())
         grant(ledger, challenge)
     assert len(grants_in_a_copy(path)) == 1
 
@@ -389,7 +390,7 @@ def test_a_network_of_ipv6_is_one_address():
 
 
 def test_addresses_are_forgotten(monkeypatch):
-    from fastrack.attest._broker import limits
+    from fastrack._service import limits
 
     monkeypatch.setattr(limits, "_MOST_ADDRESSES", 10)
     limit = RateLimit(60, 1, clock=lambda: 0.0)

@@ -54,7 +54,7 @@ def reason(answer):
 # What libraries have to say.
 OTHERS = """
 import logging, warnings
-from fastrack.attest._broker.server import _log_as_json
+from fastrack._service.server import _log_as_json
 
 _log_as_json()
 warnings.warn("of a library")

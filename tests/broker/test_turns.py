@@ -5,8 +5,8 @@ import threading
 import time
 from contextlib import suppress
 
-from fastrack.attest._broker.handlers import Handlers
-from fastrack.attest._broker.limits import Quota, RateLimit
+from fastrack._service.handlers import Handlers
+from fastrack._service.limits import Quota, RateLimit
 
 CROWD, NEIGHBOUR, OTHER = "2001:db8::1", "2001:db8::2", "192.0.2.1"  # the first two are of one network
 
@@ -47,7 +47,7 @@ async def until(condition):
 
 
 def test_an_address_does_not_rest_for_the_time_that_it_waited_for_others(monkeypatch):
-    monkeypatch.setattr("fastrack.attest._broker.handlers.usable_cpus", lambda: 1)
+    monkeypatch.setattr("fastrack._service.handlers.usable_cpus", lambda: 1)
     asyncio.run(wait_for_others())
 
 

@@ -414,6 +414,6 @@ def test_a_broker_is_served_and_its_log_is_shown(cli):
 
 
 def test_a_broker_without_its_extra_says_so(cli, monkeypatch):
-    for name in ("starlette", "uvicorn", "fastrack.attest._broker.app", "fastrack.attest._broker.server"):
+    for name in ("starlette", "uvicorn", "fastrack.attest._broker.app", "fastrack._service.server"):
         monkeypatch.setitem(sys.modules, name, None)
     assert "pip install 'fastrack-io[broker]'" in cli.error(f"broker serve {SERVE} --insecure-loopback")

@@ -17,7 +17,7 @@ from helpers.tour_rig import Rig
 import fastrack
 from fastrack import attest, tour
 from fastrack._documents.canonical import encode
-from fastrack.attest._broker.ledger import _hash_entry
+from fastrack._service.journal import _hash_entry
 
 ORDER = "aba"
 CHAIN = "out/final/tour.chain"

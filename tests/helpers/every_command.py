@@ -124,7 +124,7 @@ def machine(patch):
     for module in ("attest", "collateral"):
         patch.setattr(f"fastrack._cli.commands.{module}.read_clock", lambda: NOW)
     if find_spec("uvicorn"):
-        patch.setattr("fastrack.attest._broker.server.serve", lambda *_, **__: None)
+        patch.setattr("fastrack._service.server.serve", lambda *_, **__: None)
     return made
 
 

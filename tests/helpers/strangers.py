@@ -26,10 +26,10 @@ from fastrack._keys.keyring import KeyRing
 from fastrack._keys.signing import read_unverified_payload
 from fastrack._samples.shard_index import ShardIndex
 from fastrack._sealed.file_header import encode_header
+from fastrack._service.limits import RateLimit
 from fastrack._sets.manifest import PAYLOAD_TYPE, Manifest
 from fastrack.attest._broker.app import make_app as make_broker_app
 from fastrack.attest._broker.ledger import Ledger
-from fastrack.attest._broker.limits import RateLimit
 from fastrack.attest._broker.service import Broker, Settings
 from fastrack.attest._cpu.event_log import EventLog
 from fastrack.attest._exchange import prove_offer, read_envelopes

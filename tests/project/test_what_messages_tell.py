@@ -280,7 +280,7 @@ def test_no_command_repeats_a_secret(name, monkeypatch):
         assert invoke(f"tour plan model.safetensors tour {PLAN} --holder a=owner.pub --order a".split()).exit_code == 0
         tour.TourLedger("tour.db").close()
     if name.startswith(("broker", "tour")):
-        server = pytest.importorskip("fastrack.attest._broker.server").uvicorn.Server
+        server = pytest.importorskip("fastrack._service.server").uvicorn.Server
         monkeypatch.setattr(server, "run", lambda *_, **__: None)
     if name.startswith("attest"):
         machine = Machine("tdx", 0)

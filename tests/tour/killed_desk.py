@@ -23,7 +23,7 @@ from helpers.foundry.machine import Machine, roots
 from fastrack import attest, tour
 from fastrack._cli import app, tours
 from fastrack._cli.tours import desks, plan, run
-from fastrack.attest._broker import server
+from fastrack._service import server
 from fastrack.tour import _app
 
 LOADED = (tours, server, _app, tour.visit, tour.finish, tour.serve, tour.HolderDesk, tour.OwnerDesk)

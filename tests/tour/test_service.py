@@ -14,7 +14,7 @@ from helpers.tour_files import OFFSET, Served, Tour, trusted_roots
 
 import fastrack
 from fastrack import attest, tour
-from fastrack.attest._broker.limits import RateLimit
+from fastrack._service.limits import RateLimit
 from fastrack.tour import _messages
 
 pytest.importorskip("starlette")

@@ -66,7 +66,7 @@ def replaced(path):
 
 
 def tls_key(path):
-    server = pytest.importorskip("fastrack.attest._broker.server", exc_type=ImportError)
+    server = pytest.importorskip("fastrack._service.server", exc_type=ImportError)
     path.write_text("no PEM")
     path.chmod(0o600)
 

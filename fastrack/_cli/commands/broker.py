@@ -55,16 +55,16 @@ def serve(
     """Serve challenges and offers until the process is asked to end. The log is on stderr, as lines of JSON."""
     check_tls({"--certificate": certificate, "--private-key": private_key}, host, insecure=insecure_loopback)
     try:
+        from fastrack._service.server import serve as serve_app
         from fastrack.attest._broker.app import make_app
-        from fastrack.attest._broker.server import serve as serve_app
     except ImportError as error:
         raise FastrackError(
             f"starting the broker failed: expected starlette and uvicorn, got {error}. "
             "Run: pip install 'fastrack-io[broker]'"
         ) from None
+    from fastrack._service.limits import RateLimit
     from fastrack.attest import Policy
     from fastrack.attest._broker.ledger import Ledger
-    from fastrack.attest._broker.limits import RateLimit
     from fastrack.attest._broker.service import Broker, Settings
     from fastrack.attest._device_collateral import check_folder
 

@@ -7,9 +7,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Route
 
-from fastrack.attest._broker.handlers import Handlers, RefusedError, members_of, require_json
+from fastrack._service.handlers import Handlers, RefusedError, members_of, require_json
+from fastrack._service.limits import Quota, RateLimit
 from fastrack.attest._broker.ledger import BusyError, ChallengeError
-from fastrack.attest._broker.limits import Quota, RateLimit
 from fastrack.attest._broker.service import Broker
 from fastrack.attest._errors import CollateralFileError
 from fastrack.attest._offer import BEGINNING_SIZE, OFFER_LIMIT, read_challenge_id
@@ -23,40 +23,28 @@ _TOTAL = 128 << 20  # bytes of all bodies in memory
 def make_app(broker: Broker, *, limit: RateLimit, body_seconds: float = _BODY_SECONDS) -> Any:
     """Make the application. `body_seconds` is the time limit for receiving a body."""
     shared = Handlers(limit, Quota(_SHARE, _TOTAL), _refuse, body_seconds=body_seconds)
-    own = _Steps(broker, shared)
-    routes = [
-        Route("/v1/challenges", shared.wrap("challenge", own.make_challenge), methods=["POST"]),
-        Route("/v1/offers", shared.wrap("offer", own.answer_offer), methods=["POST"]),
-    ]
-    return Starlette(routes=routes)
 
-
-class _Steps:
-    def __init__(self, broker: Broker, shared: Handlers) -> None:
-        self._broker = broker
-        self._shared = shared
-
-    async def make_challenge(self, request: Request, fields: dict[str, Any]) -> bytes:
-        """Answer with a challenge."""
-        async with self._shared.body(request, 1024, fields["address"]):
+    async def make_challenge(request: Request, fields: dict[str, Any]) -> bytes:
+        async with shared.body(request, 1024, fields["address"]):
             pass
-        challenge = await self._shared.work(self._broker.make_challenge)
+        challenge = await shared.work(broker.make_challenge)
         fields["challenge"] = challenge.id
         return challenge.to_bytes()
 
-    async def answer_offer(self, request: Request, fields: dict[str, Any]) -> bytes:
-        """Answer an offer with grants."""
+    async def answer_offer(request: Request, fields: dict[str, Any]) -> bytes:
         require_json(request)
         address = fields["address"]
 
         async def check(beginning: bytes) -> None:
-            await self._shared.work(self._broker.require_challenge, read_challenge_id(beginning), address)
+            await shared.work(broker.require_challenge, read_challenge_id(beginning), address)
 
-        async with self._shared.body(request, OFFER_LIMIT, address, check, BEGINNING_SIZE) as body:
-            fields["challenge"], grants = await self._shared.judge(
-                address, lambda: self._broker.answer(bytes(body), address)
-            )
+        async with shared.body(request, OFFER_LIMIT, address, check, BEGINNING_SIZE) as body:
+            fields["challenge"], grants = await shared.judge(address, lambda: broker.answer(bytes(body), address))
         return grants
+
+    challenges = Route("/v1/challenges", shared.wrap("challenge", make_challenge), methods=["POST"])
+    offers = Route("/v1/offers", shared.wrap("offer", answer_offer), methods=["POST"])
+    return Starlette(routes=[challenges, offers])
 
 
 def _refuse(error: Exception) -> RefusedError:

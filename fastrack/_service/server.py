@@ -20,8 +20,8 @@ from starlette.responses import Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fastrack._keys.keys import read_private
-from fastrack.attest._broker.handlers import LOGGER
-from fastrack.attest._broker.limits import Quota
+from fastrack._service.handlers import log
+from fastrack._service.limits import Quota
 
 _CONNECTIONS = 512
 _SHARE = 8  # each address may have 1 / _SHARE of the connections
@@ -31,8 +31,6 @@ _HEAD_SECONDS = 10.0
 _REQUEST_SECONDS = 120.0  # from the head of a request to its answer: body, thread queue and work
 _PAUSE = 0.5  # seconds without accepting after the system lacks a descriptor or memory
 _REPORT = 10.0  # seconds between log lines about connections
-
-log = logging.getLogger(LOGGER)
 
 
 class JsonFormatter(logging.Formatter):

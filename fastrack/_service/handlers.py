@@ -16,19 +16,17 @@ from anyio.to_thread import run_sync
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from fastrack._service.limits import Quota, RateLimit, network_of
 from fastrack._util.cpus import usable_cpus
-from fastrack.attest._broker.limits import Quota, RateLimit, network_of
 from fastrack.errors import AttestationError
 
 T = TypeVar("T")
-
-LOGGER = "fastrack.broker"
 
 _JSON = "application/json"
 _SHOWN = 200  # characters of a value shown in an answer
 _REST = 4.0  # of the time that a document has taken, until the next one of its address
 
-log = logging.getLogger(LOGGER)
+log = logging.getLogger("fastrack.broker")
 
 
 class RefusedError(Exception):
