@@ -5,8 +5,8 @@ from __future__ import annotations
 import builtins
 import errno
 
+from fastrack._net.retries import AGAIN, TransientError
 from fastrack._remote.objects import codes_of
-from fastrack._remote.retries import TransientError
 from fastrack._util.locations import Url
 
 # What failed and what to do, by the number of the error and the codes: "List of error codes" of Amazon S3, "HTTP status
@@ -35,7 +35,7 @@ _ANSWERS = {
     "the parts that were sent are no longer there{}; write it anew": "EIO NoSuchUpload",
     "the file system of fsspec cannot do this{}; use another": "ENOSYS NotImplementedError",
     "no credentials could be fetched{}": "EAGAIN CredentialRetrievalError MetadataRetrievalError RefreshError",
-    "the server is busy{}": "EAGAIN 408 425 429 500 502 503 504 SlowDown RequestTimeout InternalError ServerBusy "
+    "the server is busy{}": f"EAGAIN {' '.join(map(str, AGAIN))} SlowDown RequestTimeout InternalError ServerBusy "
     "ServiceUnavailable OperationAborted ConditionalRequestConflict OperationTimedOut rateLimitExceeded",
 }
 KNOWN = {code: (codes.split()[0], text) for text, codes in _ANSWERS.items() for code in codes.split()[1:]}

@@ -11,9 +11,10 @@ import threading
 from collections.abc import Callable
 from typing import Any, cast
 
+from fastrack._net.retries import TransientError
 from fastrack._remote.codes import ENDED, explain, find_code
 from fastrack._remote.objects import HEAD, RemoteObject, Sink, Version, changed, check_size, error_code, require_plain
-from fastrack._remote.retries import TransientError, retry
+from fastrack._remote.retries import retry
 from fastrack._util.fork import per_process
 from fastrack._util.locations import Url
 from fastrack.errors import FormatError

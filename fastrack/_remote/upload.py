@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, BinaryIO
 
+from fastrack._net.retries import TransientError
 from fastrack._remote.filesystem import S3, call_store, find_store, renewing
 from fastrack._remote.objects import error_code
-from fastrack._remote.retries import TransientError
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.locations import Url, require_bare
 from fastrack._util.trial import end_dry_run

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
-from ipaddress import ip_address
 from typing import Any
 
 import uvicorn
@@ -20,6 +19,7 @@ from starlette.responses import Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fastrack._keys.keys import read_private
+from fastrack._net.addresses import is_loopback
 from fastrack._service.handlers import log
 from fastrack._service.limits import Quota
 
@@ -61,7 +61,7 @@ def serve(
     A TLS handshake, and then each head of a request, must arrive within `head_seconds`. Other users must neither own
     nor read the private key. With `client_ca` a client must have a certificate of one of its authorities.
     """
-    if certificate is None and not ip_address(host).is_loopback:
+    if certificate is None and not is_loopback(host):
         raise ValueError(f"serving failed: expected a certificate, or a loopback address, got none and {host}")
     if private_key is not None:
         with read_private(private_key, 0):  # refuses a key that others may read; uvicorn opens it again

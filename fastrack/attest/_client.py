@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from fastrack._keys.keyring import KeyRing
+from fastrack._net.service import Service, read_refusal
 from fastrack._util.public import public
 from fastrack.attest._collect import collect_evidence
 from fastrack.attest._exchange import GRANTS_LIMIT, Collector, make_offer
-from fastrack.attest._http import Service, read_refusal
 from fastrack.attest._offer import CHALLENGE_LIMIT, Challenge
 from fastrack.errors import AttestationError
 from fastrack.grants import Verifier
@@ -68,7 +68,7 @@ def fetch_keys(
         ...
     ValueError: fetching keys failed: expected an address as https://HOST:PORT, got 'http://broker.example'. ...
     """
-    broker = Service.at(url, "the broker", "fetching keys", ca=ca)
+    broker = Service(url, "the broker", "fetching keys", ca=ca)
     owners = (owner,) if isinstance(owner, Verifier) else tuple(owner)
     end = time.monotonic() + timeout
     challenge = Challenge.from_bytes(_post(broker, "/v1/challenges", b"", CHALLENGE_LIMIT, end))

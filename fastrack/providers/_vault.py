@@ -6,11 +6,11 @@ import base64
 import binascii
 import os
 import re
-from ipaddress import ip_address
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 from fastrack._keys.wrapped import KeyWrapper, WrappedKey, import_client, require_algorithm, require_parameters
+from fastrack._net.addresses import is_loopback
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
@@ -182,9 +182,7 @@ def _is_private(address: str) -> bool:
     """Return whether an address uses HTTPS, or is on this machine."""
     try:
         parts = urlsplit(address)
-        host = parts.hostname or ""
-        return parts.scheme == "https" or (
-            parts.scheme == "http" and (host == "localhost" or ip_address(host).is_loopback)
-        )
     except ValueError:
         return False
+    is_local = parts.hostname == "localhost" or is_loopback(parts.hostname or "")
+    return parts.scheme == "https" or (parts.scheme == "http" and is_local)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 
+from fastrack._net.addresses import is_loopback
+from fastrack._net.service import Service, read_refusal
 from fastrack._service.limits import RateLimit
 from fastrack._util.public import public
-from fastrack.attest._http import Service, read_refusal
 from fastrack.errors import AttestationError, FastrackError, FormatError
 from fastrack.tour._messages import ANSWER_LIMITS, ERRORS, LIMIT, SMALL_LIMIT, Desk
 
@@ -71,7 +71,7 @@ class RemoteDesk:
                 "naming a desk failed: expected certificate= and private_key= together, got one of them. Give both"
             )
         paths = {"ca": self.ca, "certificate": self.certificate, "private_key": self.private_key}
-        object.__setattr__(self, "_service", Service.at(self.url, "the desk", "naming a desk", **paths))
+        object.__setattr__(self, "_service", Service(self.url, "the desk", "naming a desk", **paths))
 
     def ask(self, step: str, body: bytes = b"") -> bytes:
         """Send a step to the desk, and return its answer.
@@ -179,7 +179,7 @@ def serve(
     ValueError: serving a desk failed: expected certificate=, private_key= and ca=, got less. ...
     """
     given = [path for path in (certificate, private_key, ca) if path is not None]
-    if insecure_loopback and (given or not ip_address(host).is_loopback):
+    if insecure_loopback and (given or not is_loopback(host)):
         raise ValueError(
             f"serving a desk failed: expected a loopback address and no certificate with insecure_loopback=True, got "
             f"{host} and {len(given)} files"

@@ -23,6 +23,7 @@ from helpers.vendor_services import VendorServices, manifest_answer, signed
 
 import fastrack
 from fastrack import AttestationError, FormatError, attest
+from fastrack._net import retries
 from fastrack.attest._broker.app import _refuse
 from fastrack.attest._broker.ledger import Ledger, read_log
 from fastrack.attest._broker.service import Broker, Settings
@@ -47,7 +48,7 @@ def _no_network():
 def waits(monkeypatch, _no_network):
     """The seconds that were waited for services: none of them passes."""
     waited = []
-    monkeypatch.setattr(clients, "time", SimpleNamespace(monotonic=time.monotonic, sleep=waited.append))
+    monkeypatch.setattr(retries, "time", SimpleNamespace(monotonic=time.monotonic, sleep=waited.append))
     return waited
 
 

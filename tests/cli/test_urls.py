@@ -12,11 +12,11 @@ import fastrack
 def url(folder, sealed, monkeypatch, tmp_path):
     monkeypatch.delenv("FASTRACK_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    from fastrack._remote import http
+    from fastrack._net import connections
 
     with RangeServer(folder) as server:
         yield server.url(str(sealed))
-    http._pool.clear()
+    connections.pool.clear()
 
 
 def test_a_file_on_a_server_is_verified_shown_and_unsealed(cli, key, url, folder):

@@ -24,6 +24,8 @@ from fastrack._files.plain_tensor import PlainTensor
 from fastrack._files.writer import write_sealed
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.signing import read_unverified_payload
+from fastrack._net.connections import Answer
+from fastrack._net.service import read_refusal
 from fastrack._samples.shard_index import ShardIndex
 from fastrack._sealed.file_header import encode_header
 from fastrack._service.limits import RateLimit
@@ -34,8 +36,6 @@ from fastrack.attest._broker.service import Broker, Settings
 from fastrack.attest._cpu.event_log import EventLog
 from fastrack.attest._exchange import prove_offer, read_envelopes
 from fastrack.attest._fetch import collateral as fetching
-from fastrack.attest._fetch.client import Answer
-from fastrack.attest._http import read_refusal
 from fastrack.grants import Grants, Identity, Signer
 from fastrack.tour._app import make_app as make_desk_app
 from fastrack.tour._documents import Consent

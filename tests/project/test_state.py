@@ -135,7 +135,6 @@ NOT_RENEWED = {
     "_training/loader:PrefetchThread._ready": "a child makes another one, for the error",
     "_training/shards:threads": ONE_CALL,
     "_transfer/prefetch:PrefetchLoader._pool": "a child has none",
-    "attest/_fetch/client:outcome": ONE_CALL,
     "distributed/_group:SecureGroup._thread": "a child may make no call of its parent's group",
     "fastrack_bench/prediction/curves:Curve._ratios": MEASURED,
     "fastrack_bench/ring:NaiveRing._thread": MEASURED,

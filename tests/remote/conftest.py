@@ -6,7 +6,8 @@ from helpers.range_server import RangeServer
 from stores import bucket, endpoint, nginx, swift_bucket, swift_server  # noqa: F401 - fixtures
 
 import fastrack
-from fastrack._remote import http, retries
+from fastrack._net import connections
+from fastrack._remote import retries
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +20,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(retries, "_FIRST_DELAY", 0.001)
     yield folder / "fastrack" / "remote"
-    http._pool.clear()
+    connections.pool.clear()
 
 
 @pytest.fixture(autouse=True)

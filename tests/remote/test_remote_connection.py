@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from helpers.range_server import RangeServer
 
 import fastrack
-from fastrack._remote import http as client
+from fastrack._net import connections
 
 
 def make_certificate(folder, address):
@@ -48,10 +48,10 @@ def secure(url, served, tmp_path, monkeypatch):  # noqa: ARG001 - it writes the 
     """A server of the same folder over TLS, whose certificate is trusted."""
     path, context = make_certificate(tmp_path, "127.0.0.1")
     monkeypatch.setenv("SSL_CERT_FILE", str(path))
-    client._tls.cache_clear()
+    connections._system_tls.cache_clear()
     with RangeServer(served.folder, tls=context) as server:
         yield server
-    client._tls.cache_clear()
+    connections._system_tls.cache_clear()
 
 
 def read_all(url, key):
@@ -69,7 +69,7 @@ def test_a_certificate_that_is_not_trusted_or_of_another_address_is_refused(addr
     path, context = make_certificate(tmp_path / "other", address)
     if address != "127.0.0.1":
         monkeypatch.setenv("SSL_CERT_FILE", str(path))
-        client._tls.cache_clear()
+        connections._system_tls.cache_clear()
     with RangeServer(secure.folder, tls=context) as server, pytest.raises(OSError, match="certificate"):
         fastrack.load_file(server.url("a.safetensors"))
     assert not server.requests
@@ -111,7 +111,7 @@ def proxied(secure, monkeypatch, tmp_path):
             monkeypatch.setenv(f"{scheme}_proxy", proxy.url("").replace("//", "//user:hunter2@"))
         monkeypatch.setenv("no_proxy", "")
         yield asked
-        client._pool.clear()
+        connections.pool.clear()
 
 
 def test_a_tunnel_through_a_proxy_shows_it_the_address_alone(proxied, secure, key, images):

@@ -9,6 +9,7 @@ import pytest
 from helpers.range_server import RangeServer, etag_of
 
 import fastrack
+from fastrack._net import connections
 from fastrack._remote import http as client
 from fastrack._remote import retries
 
@@ -233,7 +234,7 @@ def test_an_answer_without_an_end_is_given_up(name, served, url):
 
 def test_a_server_that_never_ends_its_headers_is_given_up(served, url, monkeypatch):
     monkeypatch.setattr(client, "_TIMEOUT", 0.05)
-    monkeypatch.setattr(client, "_SLOWEST", 1 << 30)
+    monkeypatch.setattr(connections, "SLOWEST", 1 << 30)
     monkeypatch.setattr(retries, "ATTEMPTS", 2)
     stop = threading.Event()
 

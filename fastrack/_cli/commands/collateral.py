@@ -99,11 +99,11 @@ def fetch(
 
 
 def _check_addresses(services: "CollateralServices") -> None:
-    from fastrack.attest._fetch.client import require_address
+    from fastrack._net.addresses import require_service
 
     for name, url in asdict(services).items():
         try:
-            require_address(url)
+            require_service(url, "fetching", has_path=True)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint=f"--{name.replace('_', '-')}") from None
 

@@ -1,25 +1,17 @@
-"""Ask a service for a document over HTTPS, again where that may help, with an end to all waiting."""
+"""Ask a vendor's service for a document, again where that may help, with an end to all waiting."""
 
 from __future__ import annotations
 
 import errno
-import random
 import ssl
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from http.client import HTTPException, HTTPMessage
-from queue import Empty, Queue
-from threading import Thread
-from typing import IO, Any, NoReturn
-from urllib.error import HTTPError, URLError
+from http.client import HTTPException
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
 
-from fastrack._util.shown import shown
-from fastrack.attest._http import is_loopback
+from fastrack._net.addresses import is_loopback, require_service
+from fastrack._net.connections import Answer, Connection
+from fastrack._net.retries import AGAIN, TransientError, read_delay, retry
 
-_AGAIN = {408, 429, 500, 502, 503, 504}  # what NVIDIA's own client asks again after, and AMD's service answers with
 _ATTEMPTS = 5
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0  # seconds; doubled each time, with jitter
 _TIMEOUT = 30.0  # seconds that a connection may be silent
@@ -31,162 +23,70 @@ _REASONS = {
     410: "The service has withdrawn it; ask for a newer one.",
     429: "The service asks to wait; what was fetched before is kept. Try again in an hour.",
 }
+_UNTRUSTED = "The certificate of the service or of a proxy is not trusted; pass its authority's with --ca."
+_UNREACHED = "Check the network and the proxy (https_proxy), or fetch on another machine and copy the folder."
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The body of an answer, and its headers by their names in lower case."""
-
-    body: bytes
-    headers: Mapping[str, str]
-
-
-class _RefusedError(OSError):
-    """An answer that would be the same when asked for again."""
-
-
-class _NoRedirect(HTTPRedirectHandler):
-    """Follow no redirect: a document is asked of the service that was named."""
-
-    def redirect_request(
-        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
-    ) -> None:
-        return None
-
-
-@dataclass(frozen=True, slots=True)
 class Client:
     """Ask services, through the proxies of the environment (``https_proxy``), with the certificates of the system.
 
     seconds : for one document, all attempts together; ca : a file of certificates in PEM, in place of the system's
     """
 
-    seconds: float = 120.0
-    ca: str | None = None
-    _openers: dict[bool, OpenerDirector] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        """Make what opens addresses of this machine, which no proxy is asked for, and others."""
+    def __init__(self, *, seconds: float = 120.0, ca: str | None = None) -> None:
+        self._seconds = seconds
         try:
-            context = ssl.create_default_context(cafile=self.ca)
-        except (OSError, ssl.SSLError):
-            raise FileNotFoundError(
-                errno.ENOENT, "expected a file of certificates in PEM. Check --ca", self.ca
-            ) from None
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        proxies = {True: ProxyHandler({}), False: ProxyHandler()}
-        openers = {
-            is_local: build_opener(_NoRedirect, HTTPSHandler(context=context), proxy)
-            for is_local, proxy in proxies.items()
-        }
-        object.__setattr__(self, "_openers", openers)
+            self._tls = ssl.create_default_context(cafile=ca)
+        except OSError:  # ssl.SSLError is one
+            raise FileNotFoundError(errno.ENOENT, "expected a file of certificates in PEM. Check --ca", ca) from None
+        self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
 
     def ask(self, url: str, *, limit: int, body: bytes | None = None, kind: str | None = None) -> Answer:
         """Return an answer of up to `limit` bytes: to a GET, or to a POST of a `body` of a MIME type.
 
         Raise `OSError` if there is none: the message has the address without its query, and what to do.
         """
-        require_address(url)
-        request = Request(url, data=body, headers={} if kind is None else {"Content-Type": kind})  # noqa: S310 - see above
-        end = time.monotonic() + self.seconds
-        for attempt in range(_ATTEMPTS):
-            wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2**attempt) * random.uniform(0.5, 1)  # noqa: S311 - no secret
+        address, end = require_service(url, "fetching", has_path=True), time.monotonic() + self._seconds
+        headers = {} if kind is None else {"Content-Type": kind}
+        is_local = is_loopback(address.hostname or "")
+
+        def attempt() -> Answer:
+            left = max(0.1, min(_TIMEOUT, end - time.monotonic()))
             try:
-                return _within(end, lambda: self._open(request, limit, end))
-            except HTTPError as error:
-                error.close()
-                if error.code not in _AGAIN or attempt == _ATTEMPTS - 1:
-                    _refuse(url, error)
-                wait = max(wait, _read_delay(error.headers))
-                if time.monotonic() + wait > end:
-                    _refuse(url, error)
-            except _RefusedError:
-                raise
+                connection = Connection(address, left, self._tls, is_direct=is_local)
+                answer = connection.exchange(address, headers, body, limit=limit, end=end)
+            except ssl.SSLError as error:
+                raise OSError(_failure(url, "an answer", str(error), _UNTRUSTED)) from None
             except (OSError, HTTPException) as error:
-                reason = error.reason if isinstance(error, URLError) else error
-                if isinstance(reason, ssl.SSLError) or attempt == _ATTEMPTS - 1 or time.monotonic() + wait > end:
-                    raise _failure(url, "an answer", str(reason) or type(reason).__name__, _advice(reason)) from None
-            time.sleep(wait)
-        raise AssertionError
+                found = str(error) or type(error).__name__
+                raise TransientError(_failure(url, "an answer", found, _UNREACHED)) from None
+            if not 200 <= answer.status < 300:
+                message, delay = _refusal(url, answer)
+                raise TransientError(message, max(delay, _FIRST_WAIT)) if answer.status in AGAIN else OSError(message)
+            if len(answer.body) > limit:
+                raise OSError(_failure(url, f"up to {limit} bytes", "more", "Check it."))
+            return answer
 
-    def _open(self, request: Request, limit: int, end: float) -> Answer:
-        left = max(0.1, min(_TIMEOUT, end - time.monotonic()))
-        is_local = is_loopback(urlsplit(request.full_url).hostname or "")
-        with self._openers[is_local].open(request, timeout=left) as answer:
-            body = bytearray()
-            while part := answer.read1(64 << 10):
-                body += part
-                if len(body) > limit:
-                    raise _RefusedError(*_failure(request.full_url, f"up to {limit} bytes", "more", "Check it.").args)
-                if time.monotonic() > end:
-                    raise TimeoutError("the answer came too slowly")
-            length = answer.headers.get("Content-Length")
-            if length is not None and length != str(len(body)):
-                raise ConnectionError(f"{len(body)} bytes of {length:.20}")
-            return Answer(bytes(body), {name.lower(): value for name, value in answer.headers.items()})
-
-
-def _within(end: float, work: Callable[[], Answer]) -> Answer:
-    """Do work in a thread, which is left alone at the end of the time: a timeout of a socket ends with each byte."""
-    outcome: Queue[Answer | BaseException] = Queue()
-
-    def run() -> None:
         try:
-            outcome.put(work())
-        except BaseException as error:  # noqa: BLE001 - raised again below
-            outcome.put(error)
-
-    Thread(target=run, daemon=True).start()
-    try:
-        found = outcome.get(timeout=max(0.0, end - time.monotonic()) + 1)
-    except Empty:
-        raise TimeoutError("the answer came too slowly") from None
-    if isinstance(found, BaseException):
-        raise found
-    return found
+            return retry(attempt, attempts=_ATTEMPTS, first=_FIRST_WAIT, longest=_LONGEST_WAIT, end=end)
+        except OSError as error:
+            raise OSError(errno.EIO, str(error)) from None
 
 
-def require_address(url: str) -> None:
-    """Raise `ValueError` unless an address is one of TLS, or of this machine, without a password."""
-    try:
-        parts = urlsplit(url)
-        _ = parts.port, (parts.hostname or "").encode("idna")
-    except ValueError:  # UnicodeError is one
-        raise ValueError(f"fetching failed: expected an address as https://HOST, got {shown(url)}.") from None
-    if parts.username is not None or parts.password is not None:
-        raise ValueError("fetching failed: expected an address without a password, got one with it. Use a proxy.")
-    if parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or "")):
-        return
-    raise ValueError(
-        f"fetching failed: expected an address as https://HOST, got {shown(url)}. "
-        "Without TLS only loopback addresses are allowed."
-    )
-
-
-def _read_delay(headers: Any) -> float:
-    """Return the seconds that a service asks to wait; 0 if it does not say, or not in seconds."""
-    text = (headers.get("Retry-After") or "").strip()
-    return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0.0
-
-
-def _refuse(url: str, error: HTTPError) -> NoReturn:
-    found = f"status {error.code}"
-    if request_id := error.headers.get("Request-ID"):
+def _refusal(url: str, answer: Answer) -> tuple[str, float]:
+    """Return what a status means, and how many seconds the service asks to wait."""
+    found, delay = f"status {answer.status}", read_delay(answer.headers.get("retry-after"))
+    if request_id := answer.headers.get("request-id"):
         found += f" (request {request_id:.64})"
-    if 300 <= error.code < 400:
-        raise _failure(url, "an answer", f"{found}, a redirect", "Name the address that answers itself.") from None
-    delay = _read_delay(error.headers)
-    wait = f"The service asks to wait for {delay:.0f} seconds; what was fetched before is kept. Try again then."
-    raise _failure(url, "an answer", found, wait if delay else _REASONS.get(error.code, "Try again later.")) from None
+    advice = _REASONS.get(answer.status, "Try again later.")
+    if 300 <= answer.status < 400:
+        found, advice = f"{found}, a redirect", "Name the address that answers itself."
+    elif delay:
+        advice = f"The service asks to wait for {delay:.0f} seconds; what was fetched before is kept. Try again then."
+    return _failure(url, "an answer", found, advice), delay
 
 
-def _advice(reason: object) -> str:
-    if isinstance(reason, ssl.SSLError):
-        return "The certificate of the service or of a proxy is not trusted; pass its authority's with --ca."
-    return "Check the network and the proxy (https_proxy), or fetch on another machine and copy the folder."
-
-
-def _failure(url: str, wanted: str, found: str, advice: str) -> OSError:
+def _failure(url: str, wanted: str, found: str, advice: str) -> str:
     parts = urlsplit(url)
     place = f"{parts.scheme}://{parts.netloc}{parts.path}"
-    return OSError(errno.EIO, f"fetching {place} failed: expected {wanted}, got {found}. {advice}")
+    return f"fetching {place} failed: expected {wanted}, got {found}. {advice}"

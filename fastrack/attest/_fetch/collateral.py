@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.hashes import SHA1
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import ocsp
 
+from fastrack._net.connections import Answer
 from fastrack._util.atomic import new_file
 from fastrack._util.gate import most_bytes
 from fastrack._util.public import public
@@ -43,7 +44,7 @@ from fastrack.attest._cpu.tdx_pck import read_pck_identity
 from fastrack.attest._cpu.tdx_quote import parse_tdx_quote
 from fastrack.attest._errors import malformed, refused, require_time_zone
 from fastrack.attest._exchange import VENDOR_ROOTS, TrustedRoots
-from fastrack.attest._fetch.client import Answer, Client
+from fastrack.attest._fetch.client import Client
 from fastrack.attest._formats.ocsp import verify_ocsp_response, verify_status
 from fastrack.attest._formats.wire import Reader
 from fastrack.attest._formats.x509 import (
@@ -456,12 +457,10 @@ def _fetch_snp(run: _Fetching, report: SnpReport, product: str | None) -> Iterat
             raise refused("AMD chain", "subjects", wanted=", ".join(subjects), found=", ".join(found), advice=advice)
         return _Dates((), None, chain.valid_until)
 
-    yield run.document(
-        names["issuers"],
-        f"issuers of {name}",
-        verify_issuers,
-        lambda: run.client.ask(f"{base}/cert_chain", limit=LARGEST).body,
-    )
+    def ask(path: str) -> bytes:
+        return run.client.ask(f"{base}/{path}", limit=LARGEST).body
+
+    yield run.document(names["issuers"], f"issuers of {name}", verify_issuers, lambda: ask("cert_chain"))
     issuers = (run.folder / names["issuers"]).read_bytes()
     authority, root = load_chain(issuers, evidence="AMD chain")
     revoked = "AMD revocation list"
@@ -480,19 +479,8 @@ def _fetch_snp(run: _Fetching, report: SnpReport, product: str | None) -> Iterat
         require_unrevoked(authority, verified, evidence=revoked)
 
     if kind == "vcek" and any(report.chip_id):  # else the service has none: the host hands it to the guest
-        yield run.document(
-            names["leaf"],
-            f"chip {chip[:16]}...",
-            verify_leaf,
-            lambda: run.client.ask(f"{base}/{chip}?{query}", limit=LARGEST).body,
-        )
-    yield run.document(
-        names["crl"],
-        f"revocation list of {name}",
-        verify_list,
-        lambda: run.client.ask(f"{base}/crl", limit=LARGEST).body,
-        judge_list,
-    )
+        yield run.document(names["leaf"], f"chip {chip[:16]}...", verify_leaf, lambda: ask(f"{chip}?{query}"))
+    yield run.document(names["crl"], f"revocation list of {name}", verify_list, lambda: ask("crl"), judge_list)
 
 
 # NVIDIA's services.
