@@ -84,6 +84,11 @@ class Judge:
             shown = [value.hex() if isinstance(value, bytes) else str(value or "none") for value in allowed]
             self.refuse(name, f"one of {', '.join(sorted(shown))}", "none" if found is None else found, key)
 
+    def require_listed(self, name: str, found: object, allowed: Collection[object], key: str) -> None:
+        """Require a value that a list names, unless the list is empty."""
+        if allowed:
+            self.require(name, found, allowed, key)
+
     def require_at_least(self, name: str, found: int, lowest: int, key: str) -> None:
         """Require a number that is not below the lowest."""
         if found < lowest:

@@ -186,12 +186,9 @@ def draft_gpus(devices: Sequence[VerifiedGpuReport | MatchedGpuReport]) -> Itera
 def _check_device(policy: GpuPolicy, report: VerifiedGpuReport, judge: Judge) -> None:
     is_switch = report.is_switch
     judge.require_current(report.verified_at, report.valid_until)
-    if policy.architectures:
-        judge.require("architecture", report.architecture, policy.architectures, "architectures")
-    if policy.chips:
-        judge.require("chip", report.chip, policy.chips, "chips")
-    if policy.chip_ids:
-        judge.require("chip id", report.chip_id.upper(), policy.chip_ids, "chip_ids")
+    judge.require_listed("architecture", report.architecture, policy.architectures, "architectures")
+    judge.require_listed("chip", report.chip, policy.chips, "chips")
+    judge.require_listed("chip id", report.chip_id.upper(), policy.chip_ids, "chip_ids")
     if not is_switch:
         judge.require("confidential mode", report.mode, policy.modes or _MODES, "modes")
     if policy.min_driver and not is_switch:

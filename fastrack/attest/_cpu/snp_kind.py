@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -264,15 +264,10 @@ def _check(policy: SnpPolicy, verified: VerifiedSnpReport, judge: rules.Judge) -
     for name, allowed in policy.measurements.items():
         if allowed is not None:
             judge.require(name.upper(), getattr(report, name), allowed, name)
-    named: tuple[tuple[str, object, Collection[object], str], ...] = (
-        ("product", verified.product, policy.products, "products"),
-        ("SIGNING_KEY", report.signing_key, {policy.signing_key} - {None}, "signing_key"),
-        ("provider", verified.provider, policy.providers, "providers"),
-        ("CHIP_ID", verified.chip_id, policy.chip_ids, "chip_ids"),
-    )
-    for name, found, values, key in named:
-        if values:
-            judge.require(name, found, values, key)
+    judge.require_listed("product", verified.product, policy.products, "products")
+    judge.require_listed("SIGNING_KEY", report.signing_key, {policy.signing_key} - {None}, "signing_key")
+    judge.require_listed("provider", verified.provider, policy.providers, "providers")
+    judge.require_listed("CHIP_ID", verified.chip_id, policy.chip_ids, "chip_ids")
     judge.require("VMPL", report.vmpl, range(policy.max_vmpl + 1), "max_vmpl")
     # The host may report less than it runs, go back to what is committed, and have started the guest on less.
     levels = {"reported": report.reported_tcb, "committed": report.committed_tcb, "launch": report.launch_tcb}

@@ -319,8 +319,7 @@ def _check(policy: TdxPolicy, verified: VerifiedTdxQuote, judge: rules.Judge) ->
         judge.refuse("advisories", wanted, ", ".join(sorted(refused_ids)), None)
     lowest = policy.min_evaluation_number
     judge.require_at_least("evaluation number", tcb.evaluation_number, lowest, "min_evaluation_number")
-    if policy.platforms:
-        judge.require("PPID", verified.platform.ppid, policy.platforms, "platforms")
+    judge.require_listed("PPID", verified.platform.ppid, policy.platforms, "platforms")
     longest, key = policy.max_collateral_age, "max_collateral_age_days"
     judge.require_age("age of the collateral", verified.collateral_issued_at, longest, key)
 
