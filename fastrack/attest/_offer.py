@@ -20,7 +20,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256, sha384, sha512
 from typing import Self
 
@@ -276,6 +276,11 @@ class Offer:
         public = reader.binary("public", limit=_PUBLIC_SIZE, size=_PUBLIC_SIZE)
         evidence = MachineEvidence(_read_cpu(reader), devices)
         return cls(reader.id("challenge"), Recipient(ALGORITHM, public), evidence)
+
+
+def read_clock() -> datetime:
+    """Return the time, by which challenges and grants end."""
+    return datetime.now(UTC)
 
 
 def read_challenge_id(beginning: bytes) -> str:

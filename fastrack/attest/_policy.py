@@ -82,7 +82,7 @@ class Policy:
         """
         if isinstance(source, str) and source.endswith(".toml") and "\n" not in source:
             raise FormatError(f"reading the policy failed: expected TOML, got a path. Pass pathlib.Path({source!r}).")
-        table = Table.parse(source if isinstance(source, str) else _read_file(source), "policy")
+        table = Table.parse(source if isinstance(source, str) else read_policy_text(source), "policy")
         if table.integer("version") != _VERSION:
             raise table.refusal("version", _VERSION, "another or none")
         cpus: dict[str, Any] = {}
@@ -177,7 +177,8 @@ def _has_section(section: object, judge: Judge) -> bool:
     return section is not None
 
 
-def _read_file(path: os.PathLike[str]) -> str:
+def read_policy_text(path: os.PathLike[str]) -> str:
+    """Return the text of a policy, from a file that only its owner may write to."""
     with open_own(path) as file:
         data = file.read(_LARGEST + 1)
     with suppress(ValueError):

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
@@ -17,24 +17,17 @@ from fastrack._keys.recipients import Recipient
 from fastrack._keys.signing import Signer
 from fastrack._util.fork import per_process
 from fastrack._util.public import public
-from fastrack._util.rights import open_own
 from fastrack.attest._cpu.tdx_collateral import TdxCollateral
 from fastrack.attest._exchange import VENDOR_ROOTS, TrustedRoots, VerifiedOffer, verify_offer
-from fastrack.attest._offer import DEFAULT_LIFETIME, Challenge
-from fastrack.attest._policy import Policy
+from fastrack.attest._offer import DEFAULT_LIFETIME, Challenge, read_clock
+from fastrack.attest._policy import Policy, read_policy_text
 from fastrack.errors import FormatError, RollbackError
 from fastrack.tour._chain import Chain
 from fastrack.tour._documents import Plan
 from fastrack.tour._ledger import TourLedger
 from fastrack.tour._request import VisitRequest
 
-_POLICY_LIMIT = 1 << 20  # bytes
 _CHALLENGES_LIMIT = 10_000
-
-
-def read_clock() -> datetime:
-    """Return the time."""
-    return datetime.now(UTC)
 
 
 @public
@@ -78,11 +71,7 @@ class Terms:
 
         Raises the errors of `fastrack.attest.Policy.from_toml`.
         """
-        if isinstance(source, str):
-            text = source
-        else:
-            with open_own(Path(source)) as file:
-                text = file.read(_POLICY_LIMIT).decode()
+        text = source if isinstance(source, str) else read_policy_text(source)
         return cls(Policy.from_toml(text), sha256(text.encode()).hexdigest(), **others)
 
 

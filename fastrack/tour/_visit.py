@@ -26,12 +26,11 @@ from fastrack._util.atomic import new_folder
 from fastrack._util.public import public
 from fastrack.attest._collect import collect_evidence
 from fastrack.attest._exchange import Collector
-from fastrack.attest._offer import Challenge
+from fastrack.attest._offer import Challenge, read_clock
 from fastrack.errors import FormatError, GrantError
 from fastrack.tour._buffer import DataBuffer, needed
 from fastrack.tour._chain import Chain
 from fastrack.tour._code import Shards, Train, load_code
-from fastrack.tour._desk import read_clock
 from fastrack.tour._documents import FILES_LIMIT, MODEL, Consent, Delegation, ModelVersion, Plan, Receipt
 from fastrack.tour._folder import CHAIN, Folder, write_file
 from fastrack.tour._messages import Desk, pack, read_grants, unpack

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,9 @@ from fastrack._util import gate
 from fastrack.attest import Challenge, Policy, TdxCollateral, TrustedRoots, issue_grants, verify_offer
 from fastrack.attest._broker.ledger import Ledger
 from fastrack.attest._exchange import check_files
-from fastrack.attest._offer import BEGINNING_SIZE, OFFER_KIND, read_challenge_id
+from fastrack.attest._offer import BEGINNING_SIZE, OFFER_KIND, read_challenge_id, read_clock
 from fastrack.errors import AttestationError, FormatError
 from fastrack.grants import Signer
-
-
-def read_clock() -> datetime:
-    """Return the time."""
-    return datetime.now(UTC)
 
 
 @dataclass(frozen=True, slots=True)
