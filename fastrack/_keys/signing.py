@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -16,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey, MLDSA65PublicKey
 
 from fastrack._documents.canonical import decode_bytes, encode, encode_bytes, parse_strict
+from fastrack._documents.fields import TEXT, Field, FieldError
 from fastrack._keys.key_files import PublicKey, SecretKey
 from fastrack._util.gate import admit
 from fastrack._util.rights import open_own
@@ -104,6 +106,19 @@ class Verifier(PublicKey):
                 f"verifying a signature failed: expected one by {self.algorithm} key {self.id}, got one that does not "
                 "hold; get the document again from its owner"
             ) from None
+
+
+def _read_verifier(value: object) -> Verifier:
+    """Read the line of a public file, without the name that could stand there, as it is not authenticated."""
+    with suppress(FormatError):
+        verifier = Verifier.parse(TEXT.read(value))
+        if str(verifier) == value and not verifier.name:
+            return verifier
+    raise FieldError(f"a public key of {' or '.join(_READ_PUBLIC)} without a name", "another text")
+
+
+VERIFIER = Field(_read_verifier, lambda verifier: str(Verifier(verifier.algorithm, verifier.public)))
+"""The field of a public key in a document."""
 
 
 class Signer(SecretKey):

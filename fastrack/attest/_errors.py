@@ -2,9 +2,10 @@
 
 from datetime import datetime
 
+from fastrack._documents.exchange import malformed, shorten
 from fastrack.errors import AttestationError, FormatError
 
-_SHOWN = 160  # characters of a value shown in a message
+__all__ = ["CollateralFileError", "malformed", "refused", "require_in_force", "require_time_zone"]
 
 
 class CollateralFileError(FormatError):
@@ -19,23 +20,11 @@ def refused(evidence: str, field: str, *, wanted: object, found: object, advice:
     """
     wanted, found = (value.hex() if isinstance(value, bytes) else value for value in (wanted, found))
     return AttestationError(
-        f"verifying the {field} of the {evidence} failed: expected {_shown(wanted)}, got {_shown(found)}. {advice}",
+        f"verifying the {field} of the {evidence} failed: expected {shorten(wanted)}, got {shorten(found)}. {advice}",
         evidence=evidence,
         field=field,
         wanted=wanted,
         found=found,
-    )
-
-
-def malformed(structure: str, field: str, offset: int | None, *, wanted: object, found: object) -> FormatError:
-    """Make the error for bytes that do not form a structure.
-
-    `offset` counts bytes from the start of the structure; None for text.
-    """
-    place = "" if offset is None else f" at offset {offset}"
-    return FormatError(
-        f"reading the {structure} failed: expected {_shown(wanted)} as its {field}{place}, got {_shown(found)}. "
-        "It is damaged, cut short, or of another kind."
     )
 
 
@@ -56,8 +45,3 @@ def require_in_force(
         wanted = f"{subject}{start.isoformat()} to {end.isoformat() if end else 'a next update, which it lacks'}"
         raise refused(evidence, field, wanted=wanted, found=now.isoformat(), advice=advice)
     return end
-
-
-def _shown(value: object) -> str:
-    text = value.hex() if isinstance(value, bytes) else str(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

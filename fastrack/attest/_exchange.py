@@ -20,6 +20,8 @@ from hmac import compare_digest
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
+from fastrack._documents.exchange import decode, encode
+from fastrack._documents.fields import ID, binary, list_of
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
 from fastrack._util.fork import register_fork_reset
@@ -30,7 +32,6 @@ from fastrack.attest._cpu.tdx_collateral import TdxCollateral
 from fastrack.attest._device_collateral import DeviceCollateral, require_own_folder
 from fastrack.attest._errors import refused, require_in_force, require_time_zone
 from fastrack.attest._formats.roots import AMD_ROOTS, INTEL_ROOTS, NVIDIA_RIM_ROOTS, NVIDIA_ROOTS, Roots
-from fastrack.attest._formats.wire import decode, encode, write_bytes
 from fastrack.attest._gpus.evidence import VerifiedGpuReport, verify_gpu_report
 from fastrack.attest._gpus.report import parse_gpu_report
 from fastrack.attest._gpus.rim import verify_rim
@@ -55,6 +56,7 @@ GRANT_LIFETIME = timedelta(minutes=5)
 
 _VERSION = 1
 _KEYS_LIMIT = 1024
+_ENVELOPES = list_of(binary(most_bytes("grant")), _KEYS_LIMIT)
 _EVIDENCE = "offer"
 _AGAIN = "Ask the owner for a new challenge, and make a new offer for it."
 _ALTERED = "The evidence is about another challenge or key, or was altered; make a new offer."
@@ -177,10 +179,10 @@ class PendingOffer:
 def read_envelopes(grants: bytes) -> tuple[str, tuple[bytes, ...]]:
     """Return the id of the challenge, and one or more signed grants, in a document of grants. Nothing is verified."""
     document = decode(grants, GRANTS_KIND, _VERSION, ("challenge", "grants"))
-    envelopes = document.binaries("grants", count=_KEYS_LIMIT, limit=most_bytes("grant"))
+    envelopes = document.read("grants", _ENVELOPES)
     if not envelopes:
         raise document.member("grants").refusal("one or more", "none")
-    return document.id("challenge"), envelopes
+    return document.read("challenge", ID), envelopes
 
 
 @public
@@ -542,9 +544,9 @@ def _write_grants(
     expires: datetime,
 ) -> bytes:
     files = None if files is None else tuple(files)
-    envelopes = [Grants.issue(key, [recipient], signer=signer, files=files, expires=expires).envelope for key in keys]
-    members = {"challenge": challenge_id, "grants": [write_bytes(envelope) for envelope in envelopes]}
-    document = encode(GRANTS_KIND, _VERSION, members)
+    issued = (Grants.issue(key, [recipient], signer=signer, files=files, expires=expires) for key in keys)
+    envelopes = _ENVELOPES.write(tuple(grants.envelope for grants in issued))
+    document = encode(GRANTS_KIND, _VERSION, {"challenge": challenge_id, "grants": envelopes})
     try:
         read_envelopes(document)  # by the limits of the machine that has to
     except FormatError as error:

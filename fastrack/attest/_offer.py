@@ -22,14 +22,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256, sha384, sha512
-from typing import Self
+from typing import Any, Self
 
-from fastrack._documents.canonical import encode_time
+from fastrack._documents import exchange, fields
+from fastrack._documents.fields import Field, FieldError, Fields
 from fastrack._util.gate import most_bytes
 from fastrack._util.public import public
 from fastrack.attest._errors import malformed, require_time_zone
-from fastrack.attest._formats import wire
-from fastrack.attest._formats.wire import Reader, write_bytes
 from fastrack.attest._kinds import CPU_KINDS, CpuEvidence, kind_of_evidence
 from fastrack.grants import Recipient
 
@@ -51,6 +50,7 @@ _OCSP_LIMIT = most_bytes("OCSP response")
 _OCSP_COUNT = 16
 _MANIFESTS_LIMIT = 2 * DEVICES_LIMIT
 _OWN_MANIFESTS_LIMIT = 4  # of a device: each is opened for each device that names it
+_CHALLENGE: Fields = {"nonce": fields.binary(_NONCE_SIZE, _NONCE_SIZE), "id": fields.ID, "expires": fields.TIME}
 
 
 @public
@@ -94,15 +94,12 @@ class Challenge:
 
     def to_bytes(self) -> bytes:
         """Return the canonical document."""
-        members = {"expires": encode_time(self.expires), "id": self.id, "nonce": write_bytes(self.nonce)}
-        return wire.encode(CHALLENGE_KIND, _VERSION, members)
+        return exchange.encode(CHALLENGE_KIND, _VERSION, fields.write_members(self, _CHALLENGE))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Parse a document. Raise `FormatError` if it is not a canonical challenge."""
-        reader = wire.decode(data, CHALLENGE_KIND, _VERSION, ("expires", "id", "nonce"))
-        nonce = reader.binary("nonce", limit=_NONCE_SIZE, size=_NONCE_SIZE)
-        return cls(reader.id("id"), nonce, reader.time("expires"))
+        return cls(**exchange.decode(data, CHALLENGE_KIND, _VERSION, _CHALLENGE).read_all(_CHALLENGE))
 
 
 @public
@@ -235,47 +232,32 @@ class Offer:
 
     def to_bytes(self) -> bytes:
         """Return the canonical document. Equal manifests are written once."""
-        manifests = list(dict.fromkeys(manifest for device in self.evidence.devices for manifest in device.manifests))
+        manifests = tuple(dict.fromkeys(rim for device in self.evidence.devices for rim in device.manifests))
         kind = kind_of_evidence(self.evidence.cpu)
-        devices = [
-            {
-                "chain": write_bytes(device.chain),
-                "manifests": [manifests.index(manifest) for manifest in device.manifests],
-                "ocsp": _write_list(device.ocsp),
-                "report": write_bytes(device.report),
-            }
-            for device in self.evidence.devices
-        ]
-        return wire.encode(
-            OFFER_KIND,
-            _VERSION,
-            {
-                "challenge": self.challenge_id,
-                "cpu": {**kind.write(self.evidence.cpu), "type": kind.name},
-                "devices": devices,
-                "manifests": [{"data": write_bytes(rim.data), "ocsp": _write_list(rim.ocsp)} for rim in manifests],
-                "public": write_bytes(self.recipient.public),
-            },
-        )
+        cpu = fields.write_members(self.evidence.cpu, kind.fields, kind.optional)
+        members = {
+            "challenge": self.challenge_id,
+            "cpu": cpu | {"type": kind.name},
+            "devices": _devices(manifests).write(self.evidence.devices),
+            "manifests": _MANIFESTS.write(manifests),
+            "public": _PUBLIC.write(self.recipient.public),
+        }
+        return exchange.encode(OFFER_KIND, _VERSION, members)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Parse a document. Raise `FormatError` if it is not a canonical offer of up to 8 MiB."""
         members = ("challenge", "cpu", "devices", "manifests", "public")
-        reader = wire.decode(data, OFFER_KIND, _VERSION, members)
-        manifests = [
-            ManifestEvidence(node.binary("data", limit=wire.PART_LIMIT), _read_ocsp(node))
-            for node in reader.children("manifests", ("data", "ocsp"), limit=_MANIFESTS_LIMIT)
-        ]
-        names = ("chain", "manifests", "ocsp", "report")
-        devices = tuple(_read_device(row, manifests) for row in reader.children("devices", names, limit=DEVICES_LIMIT))
+        reader = exchange.decode(data, OFFER_KIND, _VERSION, members)
+        manifests = reader.read("manifests", _MANIFESTS)
+        devices = reader.read("devices", _devices(manifests))
         # Each manifest belongs to a device, and manifests are in the order of first use.
-        used = list(dict.fromkeys(manifest for device in devices for manifest in device.manifests))
+        used = tuple(dict.fromkeys(manifest for device in devices for manifest in device.manifests))
         if used != manifests:
             raise reader.member("manifests").refusal("different ones, each of a device, in their order", "others")
-        public = reader.binary("public", limit=_PUBLIC_SIZE, size=_PUBLIC_SIZE)
-        evidence = MachineEvidence(_read_cpu(reader), devices)
-        return cls(reader.id("challenge"), Recipient(ALGORITHM, public), evidence)
+        public = reader.read("public", _PUBLIC)
+        evidence = MachineEvidence(reader.read("cpu", _CPU), devices)
+        return cls(reader.read("challenge", fields.ID), Recipient(ALGORITHM, public), evidence)
 
 
 def read_clock() -> datetime:
@@ -291,32 +273,41 @@ def read_challenge_id(beginning: bytes) -> str:
     return match[1].decode()
 
 
-def _read_cpu(reader: Reader) -> CpuEvidence:
-    cpu = reader.member("cpu")
-    kind = CPU_KINDS.get(name := cpu.text("type"))
+def _read_cpu(value: object) -> CpuEvidence:
+    kind = CPU_KINDS.get(name := fields.member_of("type", fields.TEXT).read(value))
     if kind is None:
-        raise cpu.member("type").refusal(" or ".join(CPU_KINDS), f"{name:.40}")
-    cpu.require_members({*kind.members, *cpu.names.intersection(kind.optional), "type"})
-    evidence: CpuEvidence = kind.read(cpu)
+        raise FieldError(" or ".join(CPU_KINDS), f"{name:.40}", "type")
+    members = fields.read_members(value, {**kind.fields, "type": fields.TEXT}, kind.optional)
+    del members["type"]
+    evidence: CpuEvidence = kind.evidence(**members)
     return evidence
 
 
-def _read_device(reader: Reader, manifests: Sequence[ManifestEvidence]) -> DeviceEvidence:
-    numbers = reader.indexes("manifests", count=_OWN_MANIFESTS_LIMIT, below=len(manifests))
-    return DeviceEvidence(
-        report=reader.binary("report", limit=wire.REPORT_LIMIT),
-        chain=reader.binary("chain", limit=wire.CHAIN_LIMIT),
-        manifests=tuple(manifests[number] for number in numbers),
-        ocsp=_read_ocsp(reader),
-    )
+def _devices(manifests: Sequence[ManifestEvidence]) -> Field[tuple[DeviceEvidence, ...]]:
+    """Return the field of the devices of an offer, which name its manifests by their numbers."""
+
+    def read(value: object) -> tuple[ManifestEvidence, ...]:
+        numbers = _OWN_MANIFESTS.read(value)
+        known = all(type(number) is int and 0 <= number < len(manifests) for number in numbers)
+        if not known or len(set(numbers)) != len(numbers):
+            raise FieldError(f"different integers below {len(manifests)}", list(numbers))
+        return tuple(manifests[number] for number in numbers)
+
+    members: Fields = {
+        "manifests": Field(read, lambda own: [manifests.index(manifest) for manifest in own]),
+        "report": fields.binary(exchange.REPORT_LIMIT),
+        "chain": fields.binary(exchange.CHAIN_LIMIT),
+        "ocsp": _OCSP,
+    }
+    return fields.list_of(fields.record(DeviceEvidence, members), DEVICES_LIMIT)
 
 
-def _write_list(items: tuple[bytes, ...] | None) -> list[str | None] | None:
-    return None if items is None else [write_bytes(item) for item in items]
-
-
-def _read_ocsp(reader: Reader) -> tuple[bytes, ...] | None:
-    return reader.or_none("ocsp", lambda name: reader.binaries(name, count=_OCSP_COUNT, limit=_OCSP_LIMIT))
+_CPU = Field(_read_cpu)
+_PUBLIC = fields.binary(_PUBLIC_SIZE, _PUBLIC_SIZE)
+_OCSP = fields.or_none(fields.list_of(fields.binary(_OCSP_LIMIT), _OCSP_COUNT))
+_MANIFEST: Fields = {"data": fields.binary(exchange.PART_LIMIT), "ocsp": _OCSP}
+_MANIFESTS = fields.list_of(fields.record(ManifestEvidence, _MANIFEST), _MANIFESTS_LIMIT)
+_OWN_MANIFESTS: Field[tuple[Any, ...]] = fields.list_of(Field(lambda number: number), _OWN_MANIFESTS_LIMIT)
 
 
 def open_offer(offer: Offer | bytes) -> Offer:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Self, cast
 
+from fastrack._documents.fields import integer
+from fastrack._documents.toml import Table
 from fastrack._util.public import public
 from fastrack._util.rights import open_own
 from fastrack.attest._cpu.snp_kind import SnpPolicy
 from fastrack.attest._cpu.tdx_kind import TdxPolicy
 from fastrack.attest._errors import require_time_zone
-from fastrack.attest._formats.toml import Table
 from fastrack.attest._gpus.evidence import VerifiedGpuReport
 from fastrack.attest._gpus.rim_match import MatchedGpuReport
 from fastrack.attest._kinds import CPU_KINDS, VerifiedCpu, kind_of_verified
@@ -83,7 +84,7 @@ class Policy:
         if isinstance(source, str) and source.endswith(".toml") and "\n" not in source:
             raise FormatError(f"reading the policy failed: expected TOML, got a path. Pass pathlib.Path({source!r}).")
         table = Table.parse(source if isinstance(source, str) else read_policy_text(source), "policy")
-        if table.integer("version") != _VERSION:
+        if table.read("version", integer(0)) != _VERSION:
             raise table.refusal("version", _VERSION, "another or none")
         cpus: dict[str, Any] = {}
         if cpu := table.table("cpu"):

@@ -11,13 +11,13 @@ from enum import StrEnum
 from string import digits
 from typing import TypeVar
 
+from fastrack._documents.fields import Field, integer
+from fastrack._documents.toml import Table
 from fastrack._util.public import public
 from fastrack.attest._errors import refused, require_in_force
-from fastrack.attest._formats.toml import Table
 from fastrack.errors import AttestationError, FormatError
 
-T = TypeVar("T", bound=StrEnum)
-D = TypeVar("D", timedelta, None)
+T = TypeVar("T")
 
 ANY = "any"
 NOT_MEANT = "Do not give the key to this machine; or change the policy, if the machine is meant."
@@ -185,32 +185,6 @@ def draft_openings(*, debug: bool, migration: bool) -> Iterator[Line]:
         yield Line(key, allowed, warning if allowed else covers, allowed)
 
 
-def read_revocation(table: Table) -> Revocation:
-    """Read the key "revocation"; "cached" if it is absent."""
-    text = table.text("revocation") or Revocation.CACHED
-    try:
-        return Revocation(text)
-    except ValueError:
-        raise table.refusal("revocation", f"one of {', '.join(Revocation)}", repr(text)) from None
-
-
-def read_days(table: Table, key: str, default: D) -> timedelta | D:
-    """Read a number of days; `default` if it is absent."""
-    days = table.integer(key)
-    if days is not None and days > 36_500:
-        raise table.refusal(key, "up to 36500 days", days)
-    return default if days is None else timedelta(days=days)
-
-
-def read_enum(table: Table, key: str, kind: type[T]) -> frozenset[T]:
-    """Read a list of members of an enumeration; an absent one is empty."""
-    texts = table.texts(key)
-    try:
-        return frozenset(kind(text) for text in texts)
-    except ValueError as error:
-        raise table.refusal(key, f"some of {', '.join(kind)}", str(error)) from None
-
-
 def require_named(measurements: Mapping[str, object], names: Iterable[str]) -> None:
     """Require that what tells the software is named, as `from_toml` requires it of a file."""
     if absent := [name for name in names if name not in measurements]:
@@ -245,10 +219,11 @@ def _find_like(name: str, keys: Iterable[str]) -> str | None:
     return found if found is not None and likeness[found] >= _LIKE else None
 
 
-def read_measurements(table: Table, sizes: Mapping[str, int]) -> dict[str, frozenset[bytes] | None]:
-    """Read the allowed values of each field; None where the policy says ``"any"``."""
-    return {
-        name: None if table.is_word(name, ANY) else table.digests(name, size)
-        for name, size in sizes.items()
-        if table.has(name)
-    }
+def or_any(field: Field[T]) -> Field[T | None]:
+    """Return a field that may be the word "any", which is None."""
+    return Field(lambda value: None if value == ANY else field.read(value))
+
+
+_DAYS = integer(0, 36_500)
+AGE = Field(lambda days: timedelta(days=_DAYS.read(days)))
+"""The field of a time in days."""

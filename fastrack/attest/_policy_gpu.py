@@ -5,10 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from fastrack._documents.fields import BOOLEAN, Field, Fields, integer, text
+from fastrack._documents.toml import TEXTS, Table, filled, word_of, words_of
 from fastrack._util.public import public
 from fastrack.attest import _policy_common as rules
 from fastrack.attest._errors import refused
-from fastrack.attest._formats.toml import Table
 from fastrack.attest._gpus.evidence import GpuMode, VerifiedGpuReport
 from fastrack.attest._gpus.identity import GpuArchitecture
 from fastrack.attest._gpus.rim_match import MatchedGpuReport, report_of
@@ -16,7 +17,6 @@ from fastrack.attest._policy_common import Judge, Line, Revocation
 
 _DRIVER = re.compile(r"\d{1,9}(?:\.\d{1,9})*")
 _VBIOS = re.compile(r"[0-9a-fA-F]{1,8}(?:\.[0-9a-fA-F]{1,8})*")
-_CHIP_ID = re.compile(r"[0-9A-F]{1,64}")
 _MODES = (GpuMode.SINGLE, GpuMode.MULTI, None)  # in these, no device beside the GPU sees plain data
 _ALL_OF_ONE = "Collect the evidence of all GPUs and switches of one machine; do not give the key to this one."
 
@@ -77,19 +77,7 @@ class GpuPolicy:
 
 def read_gpu(table: Table) -> GpuPolicy:
     """Read the section ``[gpu]``."""
-    policy = GpuPolicy(
-        count=_read_count(table, "count"),
-        switch_count=_read_count(table, "switch_count") or 4,
-        architectures=rules.read_enum(table, "architectures", GpuArchitecture),
-        chips=frozenset(table.texts("chips")),
-        chip_ids=_read_chip_ids(table),
-        min_driver=_read_version(table, "min_driver", _DRIVER),
-        min_vbios=_read_floors(table),
-        modes=rules.read_enum(table, "modes", GpuMode),
-        require_manifests=table.boolean("require_manifests", default=True),
-        revocation=rules.read_revocation(table),
-        max_revocation_age=rules.read_days(table, "max_revocation_age_days", timedelta(days=1)),
-    )
+    policy = GpuPolicy(**table.read_all(_FIELDS), min_vbios=table.section("min_vbios", _FLOORS))
     table.done()
     return policy
 
@@ -228,32 +216,22 @@ def _numbers(version: str, form: re.Pattern[str]) -> tuple[int, ...]:
 # Reading.
 
 
-def _read_count(table: Table, key: str) -> int | None:
-    count = table.integer(key)
-    if count == 0:
-        raise table.refusal(key, "1 or more", count)
-    return count
+def _version(form: re.Pattern[str]) -> Field[str]:
+    return text(form.pattern, "a version, such as 550.90.07 of a driver or 96.00.9F.00.01 of a VBIOS")
 
 
-def _read_chip_ids(table: Table) -> frozenset[str]:
-    found = frozenset(text.upper() for text in table.texts("chip_ids"))
-    for text in found:
-        if not _CHIP_ID.fullmatch(text):
-            raise table.refusal("chip_ids", "serial numbers in hexadecimal", repr(text))
-    return found
-
-
-def _read_version(table: Table, key: str, form: re.Pattern[str]) -> str | None:
-    text = table.text(key)
-    if text is not None and not form.fullmatch(text):
-        raise table.refusal(key, "a version, such as 550.90.07 of a driver or 96.00.9F.00.01 of a VBIOS", repr(text))
-    return text
-
-
-def _read_floors(table: Table) -> dict[str, str]:
-    floors = table.table("min_vbios")
-    if floors is None:
-        return {}
-    versions = {name.value: _read_version(floors, name.value, _VBIOS) for name in GpuArchitecture}
-    floors.done()
-    return {name: version for name, version in versions.items() if version}
+_COUNT = integer(1)
+_SERIAL = text(r"[0-9A-Fa-f]{1,64}", "a serial number in hexadecimal")
+_FIELDS: Fields = {
+    "count": _COUNT,
+    "switch_count": _COUNT,
+    "architectures": words_of(GpuArchitecture),
+    "chips": TEXTS,
+    "chip_ids": filled(Field(lambda value: _SERIAL.read(value).upper()), "serial numbers in hexadecimal"),
+    "min_driver": _version(_DRIVER),
+    "modes": words_of(GpuMode),
+    "require_manifests": BOOLEAN,
+    "revocation": word_of(Revocation),
+    "max_revocation_age_days": rules.AGE.of("max_revocation_age"),
+}
+_FLOORS = {name.value: _version(_VBIOS) for name in GpuArchitecture}

@@ -6,30 +6,17 @@ SHA-256 of its payload.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
 from hashlib import sha256
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 
-from fastrack._documents.canonical import (
-    DIGEST,
-    ID,
-    decode,
-    decode_bytes,
-    decode_time,
-    encode,
-    encode_bytes,
-    encode_time,
-    is_number,
-    matches,
-    parsing,
-    require,
-)
-from fastrack._keys.signing import Signer, Verifier, open_canonical, sign_envelope
-from fastrack._util.gate import admit
+from fastrack._documents import fields
+from fastrack._documents.canonical import NUMBER_LIMIT, parsing, require
+from fastrack._documents.fields import DIGEST, ID, NUMBER, TIME, Field, FieldError, Fields, Form
+from fastrack._keys.signing import VERIFIER, Signer, Verifier, open_canonical, sign_envelope
+from fastrack._util.gate import admit, most_bytes
 from fastrack.errors import RollbackError
 
 MODEL = "model.safetensors"
@@ -40,7 +27,7 @@ KIND = "document of a tour"
 VISITS_LIMIT = 10_000
 FILES_LIMIT = 4096  # of a consent, and of the files that a visit opens: a receipt has both lists
 _HOLDERS_LIMIT = 1024
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_FORMAT = {"format": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,68 +48,23 @@ class ModelVersion:
         return f"version {self.number} with digest {self.digest:.16}…"
 
 
-class _Codec(NamedTuple):
-    """The functions that write a field to JSON and read it."""
+def version_of_model(number: Field[int]) -> Field[ModelVersion]:
+    """Return the field of a version of the model: a list of its number, which has a field, and its digest."""
 
-    write: Callable[[Any], Any]
-    read: Callable[[Any], Any]
+    def read(value: object) -> ModelVersion:
+        if type(value) is not list or len(value) != 2:
+            raise FieldError("the number and the digest of a version", type(value).__name__)
+        return ModelVersion(fields.read_at("[0]", number, value[0]), fields.read_at("[1]", DIGEST, value[1]))
 
-
-def _checked(is_valid: Callable[[Any], bool]) -> _Codec:
-    def read(value: Any) -> Any:
-        require(is_valid(value), "value")
-        return value
-
-    return _Codec(lambda value: value, read)
+    return Field(read, lambda model: [model.number, model.digest])
 
 
-def _list_of(item: _Codec, limit: int) -> _Codec:
-    def read(value: Any) -> tuple[Any, ...]:
-        require(type(value) is list and len(value) <= limit, "list")
-        return tuple(map(item.read, value))
-
-    return _Codec(list, read)
-
-
-def _read_model(value: Any) -> ModelVersion:
-    number, digest = value
-    require(is_number(number) and number > 0 and matches(DIGEST, digest), "model")
-    return ModelVersion(number, digest)
-
-
-def _read_holders(value: Any) -> dict[str, Verifier]:
-    require(type(value) is dict and 0 < len(value) <= _HOLDERS_LIMIT, "holders")
-    require(all(matches(_NAME, name) for name in value), "names of holders")
-    return {name: _read_verifier(text) for name, text in value.items()}
-
-
-def _write_verifier(verifier: Verifier) -> str:
-    return str(Verifier(verifier.algorithm, verifier.public))  # without its name, which is not authenticated
-
-
-def _read_verifier(text: Any) -> Verifier:
-    verifier = Verifier.parse(text)
-    require(_write_verifier(verifier) == text, "public key")
-    return verifier
-
-
-def _or_none(codec: _Codec) -> _Codec:
-    return _Codec(
-        lambda value: None if value is None else codec.write(value),
-        lambda value: None if value is None else codec.read(value),
-    )
-
-
-_digest = _checked(partial(matches, DIGEST))
-_id = _checked(partial(matches, ID))
-_number = _checked(is_number)
-_time = _Codec(encode_time, decode_time)
-_verifier = _Codec(_write_verifier, _read_verifier)
-_model = _Codec(lambda model: [model.number, model.digest], _read_model)
-_envelope = _Codec(encode_bytes, decode_bytes)
-_names = _list_of(_checked(partial(matches, _NAME)), VISITS_LIMIT)
-_ids = _list_of(_id, FILES_LIMIT)
-_holders = _Codec(lambda holders: {name: _write_verifier(each) for name, each in holders.items()}, _read_holders)
+_MODEL = version_of_model(fields.integer(1, NUMBER_LIMIT - 1))
+_NAME = fields.text(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "the name of a holder")
+_HOLDERS = fields.mapping(_NAME, VERIFIER, _HOLDERS_LIMIT)
+_ORDER = fields.list_of(_NAME, VISITS_LIMIT)
+_FILES = fields.list_of(ID, FILES_LIMIT)
+_ENVELOPE = fields.binary(most_bytes(KIND), least=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +75,7 @@ class Document:
     """
 
     KIND: ClassVar[str]
-    FIELDS: ClassVar[Mapping[str, _Codec]]
+    FIELDS: ClassVar[Fields]
 
     digest: str = field(default="", compare=False)
     envelope: bytes = field(default=b"", repr=False, compare=False)
@@ -145,8 +87,7 @@ class Document:
 
     def sign(self, signer: Signer) -> Self:
         """Return this document with its envelope, signed by a key. Raise `FormatError` if its values are not valid."""
-        members = {name: codec.write(getattr(self, name)) for name, codec in self.FIELDS.items()}
-        payload = encode({**members, "format": 1})
+        payload = Form(self.FIELDS, _FORMAT).write(self)
         return self._parse(payload, sign_envelope(payload, self._type(), [signer]), signer.verifier, "a new document")
 
     @classmethod
@@ -164,8 +105,7 @@ class Document:
     def _parse(cls, payload: bytes, envelope: bytes, issuer: Verifier, source: str) -> Self:
         with parsing(f"{source} is not the {cls.KIND} of a tour", "get it again from its owner"):
             admit(payload, KIND)
-            members = decode(payload, {*cls.FIELDS, "format"}, {"format": 1})
-            values = {name: codec.read(members[name]) for name, codec in cls.FIELDS.items()}
+            values = Form(cls.FIELDS, _FORMAT).parse(payload)
             document = cls(**values, digest=sha256(payload).hexdigest(), envelope=envelope, issuer=issuer)
             document._check()
         return document
@@ -214,8 +154,8 @@ class Plan(Document):
 
     KIND = "plan"
     FIELDS: ClassVar = {
-        "tour": _id, "lineage": _id, "start": _model, "holders": _holders, "order": _names, "seconds": _number,
-        "attempts": _number, "code": _digest, "issued": _time, "expires": _time,
+        "tour": ID, "lineage": ID, "start": _MODEL, "holders": _HOLDERS, "order": _ORDER, "seconds": NUMBER,
+        "attempts": NUMBER, "code": DIGEST, "issued": TIME, "expires": TIME,
     }  # fmt: skip
 
     tour: str
@@ -286,8 +226,8 @@ class Delegation(Document):
 
     KIND = "delegation"
     FIELDS: ClassVar = {
-        "plan": _digest, "visit": _number, "attempt": _number, "previous": _digest, "before": _model,
-        "signer": _verifier, "key": _id, "salt": _digest, "expires": _time,
+        "plan": DIGEST, "visit": NUMBER, "attempt": NUMBER, "previous": DIGEST, "before": _MODEL,
+        "signer": VERIFIER, "key": ID, "salt": DIGEST, "expires": TIME,
     }  # fmt: skip
 
     plan: str
@@ -328,7 +268,7 @@ class Consent(Document):
 
     KIND = "consent"
     FIELDS: ClassVar = {
-        "delegation": _digest, "policy": _digest, "offer": _digest, "files": _ids, "issued": _time, "expires": _time,
+        "delegation": DIGEST, "policy": DIGEST, "offer": DIGEST, "files": _FILES, "issued": TIME, "expires": TIME,
     }  # fmt: skip
 
     delegation: str
@@ -369,8 +309,8 @@ class Receipt(Document):
 
     KIND = "receipt"
     FIELDS: ClassVar = {
-        "delegation": _envelope, "consent": _envelope, "code": _digest, "after": _or_none(_model), "files": _ids,
-        "chunks": _number, "scrubbed": _number, "started": _time, "ended": _time,
+        "delegation": _ENVELOPE, "consent": _ENVELOPE, "code": DIGEST, "after": fields.or_none(_MODEL),
+        "files": _FILES, "chunks": NUMBER, "scrubbed": NUMBER, "started": TIME, "ended": TIME,
     }  # fmt: skip
 
     delegation: bytes = field(repr=False)
@@ -410,7 +350,9 @@ class Completion(Document):
     """
 
     KIND = "completion"
-    FIELDS: ClassVar = {"plan": _digest, "head": _digest, "visits": _number, "model": _model, "issued": _time}
+    FIELDS: ClassVar = {
+        "plan": DIGEST, "head": DIGEST, "visits": NUMBER, "model": _MODEL, "issued": TIME,
+    }  # fmt: skip
 
     plan: str
     head: str

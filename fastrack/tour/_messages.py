@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
+from fastrack._documents.exchange import decode, encode
+from fastrack._documents.fields import binary, list_of, or_none
 from fastrack._util.gate import most_bytes
-from fastrack.attest._formats import wire
 from fastrack.errors import (
     AttestationError,
     AuthenticationError,
@@ -35,15 +36,14 @@ ERRORS: Mapping[str, type[FastrackError]] = {
 }
 """The errors that keep their class between a desk and a visitor, by their names."""
 
-_PART_LIMITS = {
-    "chain": most_bytes("chain of a tour"),
-    "manifest": most_bytes("manifest of a tour"),
-    "offer": most_bytes("fastrack offer"),
-    "grants": most_bytes("fastrack tour-grants"),
+_KINDS = {"chain": "chain of a tour", "manifest": "manifest of a tour", "offer": "fastrack offer"}
+_KINDS["grants"] = "fastrack tour-grants"
+_FIELDS = {
+    kind: {name: or_none(binary(most_bytes(_KINDS.get(name, "document of a tour")))) for name in names}
+    for kind, names in PARTS.items()
 }
-_DOCUMENT_LIMIT = most_bytes("document of a tour")
-_GRANTS_LIMIT = 1024
 _GRANT_LIMIT = 4 << 20  # a grant may name some 100,000 files
+_GRANTS = list_of(binary(_GRANT_LIMIT), 1024)
 
 
 class Desk(Protocol):
@@ -55,26 +55,21 @@ class Desk(Protocol):
 
 def pack(kind: str, **parts: bytes) -> bytes:
     """Return a message with these parts. Parts that are not given are empty."""
-    members = {name: wire.write_bytes(parts.get(name) or None) for name in PARTS[kind]}
-    return wire.encode(f"fastrack/tour-{kind}", 1, members)
+    members = {name: field.write(parts.get(name) or None) for name, field in _FIELDS[kind].items()}
+    return encode(f"fastrack/tour-{kind}", 1, members)
 
 
 def unpack(kind: str, message: bytes) -> Mapping[str, bytes]:
     """Return the parts of a message. Raise `FormatError` if it is not in its form."""
-    reader = wire.decode(message, f"fastrack/tour-{kind}", 1, PARTS[kind])
-
-    def read(name: str) -> bytes:
-        return reader.binary(name, limit=_PART_LIMITS.get(name, _DOCUMENT_LIMIT))
-
-    return {name: reader.or_none(name, read) or b"" for name in PARTS[kind]}
+    parts = decode(message, f"fastrack/tour-{kind}", 1, PARTS[kind]).read_all(_FIELDS[kind])
+    return {name: part or b"" for name, part in parts.items()}
 
 
 def write_grants(envelopes: Iterable[bytes]) -> bytes:
     """Return the document of several grants."""
-    return wire.encode("fastrack/tour-grants", 1, {"grants": [wire.write_bytes(each) for each in envelopes]})
+    return encode("fastrack/tour-grants", 1, {"grants": _GRANTS.write(tuple(envelopes))})
 
 
 def read_grants(content: bytes) -> tuple[bytes, ...]:
     """Return the envelopes of a document of grants. Nothing is verified."""
-    reader = wire.decode(content, "fastrack/tour-grants", 1, ("grants",))
-    return reader.binaries("grants", count=_GRANTS_LIMIT, limit=_GRANT_LIMIT)
+    return decode(content, "fastrack/tour-grants", 1, ("grants",)).read("grants", _GRANTS)

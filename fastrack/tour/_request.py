@@ -14,21 +14,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, Self
+from typing import Self
 
-from fastrack._documents.canonical import DIGEST, matches, parsing, require
+from fastrack._documents import fields
+from fastrack._documents.canonical import parsing, require
+from fastrack._documents.exchange import decode, encode
+from fastrack._documents.fields import DIGEST, Field, Fields
 from fastrack._keys.recipients import Identity, Recipient
-from fastrack._keys.signing import Verifier
+from fastrack._keys.signing import VERIFIER, Verifier
 from fastrack.attest._exchange import Collector
-from fastrack.attest._formats import wire
 from fastrack.attest._offer import ALGORITHM, CHALLENGE_LIMIT, Challenge, Offer, OfferBinding
 from fastrack.errors import RollbackError
 from fastrack.tour._chain import Chain
-from fastrack.tour._documents import ModelVersion
+from fastrack.tour._documents import ModelVersion, version_of_model
 
 KIND = "fastrack/visit"
-_MEMBERS = ("challenges", "code", "head", "model", "plan", "signer", "visit")
-_LIMIT = 64 << 10
+_NUMBER = fields.integer(0, (1 << 32) - 1)
+_DOCUMENT = fields.binary(CHALLENGE_LIMIT)
+_CHALLENGE = Field(
+    lambda value: Challenge.from_bytes(_DOCUMENT.read(value)), lambda challenge: _DOCUMENT.write(challenge.to_bytes())
+)
+_FIELDS: Fields = {
+    "challenges": fields.list_of(_CHALLENGE, 2), "code": DIGEST, "head": DIGEST, "plan": DIGEST, "visit": _NUMBER,
+    "model": version_of_model(_NUMBER), "signer": VERIFIER,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,31 +59,14 @@ class VisitRequest:
 
     def to_bytes(self) -> bytes:
         """Return the canonical document."""
-        members = {
-            "challenges": [wire.write_bytes(challenge.to_bytes()) for challenge in self.challenges],
-            "code": self.code,
-            "head": self.head,
-            "model": [self.model.number, self.model.digest],
-            "plan": self.plan,
-            "signer": str(Verifier(self.signer.algorithm, self.signer.public)),
-            "visit": self.visit,
-        }
-        return wire.encode(KIND, 1, members)
+        return encode(KIND, 1, fields.write_members(self, _FIELDS))
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         """Parse a document. Raise `FormatError` if it is no canonical request."""
-        reader = wire.decode(content, KIND, 1, _MEMBERS, limit=_LIMIT)
-        challenges = tuple(map(Challenge.from_bytes, reader.binaries("challenges", count=2, limit=CHALLENGE_LIMIT)))
+        request = cls(**decode(content, KIND, 1, _FIELDS).read_all(_FIELDS))
         with parsing("reading a request for a visit failed", "make it again"):
-            value: Any = reader.value
-            number, digest = value["model"]
-            code, head, plan, visit = (value[name] for name in ("code", "head", "plan", "visit"))
-            require(all(matches(DIGEST, value) for value in (code, head, plan, digest)), "digests")
-            require(all(type(value) is int and 0 <= value < 1 << 32 for value in (number, visit)), "numbers")
-            signer = Verifier.parse(value["signer"])
-            request = cls(challenges, plan, visit, head, ModelVersion(number, digest), code, signer)
-            require(challenges and request.to_bytes() == content, "signer")  # without a name
+            require(request.challenges, "challenges")
         return request
 
     @property

@@ -8,18 +8,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from fastrack._documents.fields import TEXT, Field, integer
+from fastrack._documents.toml import Table, filled
 from fastrack._keys.signing import Verifier
 from fastrack._util.rights import open_own
 from fastrack.attest._collect import collect_evidence
 from fastrack.attest._exchange import Collector
-from fastrack.attest._formats.toml import Table
 from fastrack.errors import GrantError, RollbackError
 from fastrack.tour._chain import Chain
 from fastrack.tour._http import RemoteDesk
 from fastrack.tour._messages import Desk
 
 _LIMIT = 1 << 20  # bytes
-_PATHS = ("certificate", "private_key", "ca")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,12 @@ class VisitSettings:
             If the file, or another one that it names, is not in its form, has an unknown key or cannot be read.
         """
         with open_own(path) as file:
-            text = file.read(_LIMIT).decode()
-        table = Table.parse(text, f"settings {path}")
-        reader = _Reader(table, path.absolute().parent)
-        owner, holder, train = map(reader.needed, ("owner", "holder", "train"))
-        data = reader.paths("data")
-        desks = {name: reader.desk(name) for name in ("owner_desk", "holder_desk")}
-        collect, device = table.text("collect"), table.text("device")
+            text = file.read(_LIMIT)
+        table, folder = Table.parse(text, f"settings {path}"), path.absolute().parent
+        owner, holder, train = (table.needed(key, TEXT) for key in ("owner", "holder", "train"))
+        data = tuple(_locate(each, folder) for each in table.needed("data", _DATA))
+        desks = {key: _read_desk(table, key, folder) for key in ("owner_desk", "holder_desk")}
+        collect, device = table.read("collect", TEXT), table.read("device", TEXT)
         table.done()
         collector = collect_evidence if collect is None else _find(collect, table)
         return cls(Verifier.parse(owner), holder, train, data=data, collect=collector, device=device, **desks)
@@ -84,39 +83,26 @@ class VisitSettings:
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "holder"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """A table, with the folder that relative paths begin at."""
+_DATA = filled(TEXT, "a list of paths or URLs", tuple)
+_PATHS = ("certificate", "private_key", "ca")
+_SECONDS = integer(0)
+_OPTIONS = {"timeout": Field(lambda value: float(_SECONDS.read(value)))}
 
-    table: Table
-    folder: Path
 
-    def needed(self, key: str) -> str:
-        value = self.table.text(key)
-        if value is None:
-            raise self.table.refusal(key, "a string", "none")
-        return value
+def _read_desk(settings: Table, key: str, folder: Path) -> Desk:
+    table = settings.table(key)
+    if table is None:
+        raise settings.refusal(key, "a table", "none")
+    url, options = table.needed("url", TEXT), table.read_all(_OPTIONS)
+    paths = table.read_all(dict.fromkeys(_PATHS, TEXT))
+    table.done()
+    options |= {name: _locate(path, folder) for name, path in paths.items()}
+    return RemoteDesk(url, **options)
 
-    def paths(self, key: str) -> tuple[str, ...]:
-        values = self.table.texts(key)
-        if not values:
-            raise self.table.refusal(key, "a list of paths or URLs", "none")
-        return tuple(map(self._path, values))
 
-    def desk(self, key: str) -> Desk:
-        table = self.table.table(key)
-        if table is None:
-            raise self.table.refusal(key, "a table", "none")
-        url, timeout = _Reader(table, self.folder).needed("url"), table.integer("timeout")
-        given = {name: table.text(name) for name in _PATHS}
-        table.done()
-        options: dict[str, Any] = {name: self._path(value) for name, value in given.items() if value is not None}
-        if timeout is not None:
-            options["timeout"] = float(timeout)
-        return RemoteDesk(url, **options)
-
-    def _path(self, value: str) -> str:
-        return value if "://" in value else str(self.folder / value)
+def _locate(path: str, folder: Path) -> str:
+    """Return a path that begins at a folder, or a URL as it is."""
+    return path if "://" in path else str(folder / path)
 
 
 def _find(name: str, table: Table) -> Callable[..., Any]:

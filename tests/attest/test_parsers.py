@@ -13,11 +13,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from helpers.foundry.authority import NOW
 
+from fastrack._documents.exchange import Reader, decode
 from fastrack._keys.signing import read_unverified_payload
 from fastrack._util import gate
 from fastrack.attest import parse_rim
 from fastrack.attest._formats import xml
-from fastrack.attest._formats.wire import Reader, decode
 from fastrack.attest._formats.x509 import load_chain, load_crl
 from fastrack.errors import FormatError
 

@@ -309,8 +309,8 @@ def test_the_defaults_are_strict():
 @each(
     ("text", "said"),
     [
-        ("count = 0", "1 or more as gpu.count"),
-        ("switch_count = 0", "1 or more as gpu.switch_count"),
+        ("count = 0", "an integer from 1 as gpu.count"),
+        ("switch_count = 0", "an integer from 1 as gpu.switch_count"),
         ("architectures = ['ampere']", "hopper, blackwell, nvswitch"),
         ("modes = ['devtools']", "SPT, MPT, PPCIE"),
         ("chips = []", "not empty"),

@@ -17,6 +17,7 @@ from helpers.tour_rig import Rig
 import fastrack
 from fastrack import attest, tour
 from fastrack._documents.canonical import encode
+from fastrack._documents.fields import binary, list_of
 from fastrack._service.journal import _hash_entry
 
 ORDER = "aba"
@@ -105,7 +106,7 @@ def test_a_plan_is_signed_and_accepted_by_its_digest(cli, made, served):
 
 
 def test_a_desk_of_too_much_data_is_not_told_of_its_signer_alone(cli, made, served, monkeypatch):
-    monkeypatch.setattr("fastrack.tour._messages._GRANTS_LIMIT", 0)
+    monkeypatch.setattr("fastrack.tour._messages._GRANTS", list_of(binary(1 << 20), 0))
     hold = "tour hold v0 --owner owner.signer.pub --signer a.signer --key a.key --data a.safetensors"
     desk = f"--policy policy.toml --insecure-loopback --plan-digest {made.plan.digest} --database new.db"
     told = cli.error(f"{hold} {desk}", status=2)
@@ -179,12 +180,12 @@ def test_a_run_does_not_take_the_end_of_another_tour_for_its_own(after, monkeypa
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda lines: lines[:4] + lines[5:], "no desk"),
-        (lambda lines: ["other = 1", *lines], "an unknown 'other'"),
-        (lambda lines: ["train = 1", *lines[1:]], "another value of train"),
-        (lambda lines: lines[1:], "no train"),
-        (lambda lines: ["= 1", *lines], "configuration of a tour"),
-        (lambda lines: [*lines[:-1], "data = [1]"], "another value than paths"),
+        (lambda lines: lines[:4] + lines[5:], "the members data, desk as holders."),
+        (lambda lines: ["other = 1", *lines], "as other, got an unknown one"),
+        (lambda lines: ["train = 1", *lines[1:]], "a string as train, got 1"),
+        (lambda lines: lines[1:], "a string as train, got none"),
+        (lambda lines: ["= 1", *lines], "run.toml failed: expected TOML"),
+        (lambda lines: [*lines[:-1], "data = [1]"], ".data[0], got"),
         (lambda lines: [line.replace("http:", "ftp:") for line in lines], "https://HOST:PORT"),
         (lambda lines: lines[:6], "holder b by the plan"),
     ],

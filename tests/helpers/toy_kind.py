@@ -9,9 +9,11 @@ from hashlib import sha256
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from fastrack._documents.exchange import CHAIN_LIMIT, REPORT_LIMIT
+from fastrack._documents.fields import binary
+from fastrack._documents.toml import TEXTS
 from fastrack.attest._cpu.kind import CpuKind, read_collateral
 from fastrack.attest._errors import malformed, refused
-from fastrack.attest._formats.wire import CHAIN_LIMIT, REPORT_LIMIT, write_bytes
 from fastrack.attest._policy_common import Line
 
 MAKER = Ed25519PrivateKey.from_private_bytes(bytes(32))
@@ -65,16 +67,14 @@ TOY = CpuKind(
     roots=frozenset({sha256(PUBLIC).hexdigest()}),
     evidence=ToyEvidence,
     verified=VerifiedToy,
-    members=("model", "report"),
+    fields={"report": binary(REPORT_LIMIT), "model": binary(CHAIN_LIMIT)},
     optional=(),
-    write=lambda evidence: {"model": write_bytes(evidence.model), "report": write_bytes(evidence.report)},
-    read=lambda cpu: ToyEvidence(cpu.binary("report", limit=REPORT_LIMIT), cpu.binary("model", limit=CHAIN_LIMIT)),
     collect=lambda data, _: ToyEvidence(data, b"none"),
     report_data=lambda evidence: parse(evidence)[0],
     bare=lambda evidence: replace(evidence, model=b"none"),
     complete=lambda evidence, folder: replace(evidence, model=read_collateral(folder / "model") or b"none"),
     verify=verify,
-    read_policy=lambda table: frozenset(table.texts("models")),
+    read_policy=lambda table: table.read("models", TEXTS) or frozenset(),
     check=lambda models, verified, judge: judge.require("model", verified.model, models, "models"),
     draft=lambda verified: [Line("models", {verified.model}, "model")],
     draft_claims=lambda evidence: [Line("models", {evidence.model.decode()}, "model")],

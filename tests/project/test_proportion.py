@@ -25,12 +25,11 @@ REFUSED = re.compile(rf"expected at most \d+ ({'|'.join({name for most in gate.L
 PACKAGE = Path(fastrack.__file__).parent
 PARSER = re.compile(
     r"(json|tomllib)\.loads?|parse_strict|expat\.ParserCreate|(zlib\.)?decompress\w*|\w*(x509|ocsp)\.load_\w+"
-    r"|(gate\.)?admit|((wire|documents)\.)?decode|Reader\.parse"
+    r"|(gate\.)?admit|((canonical|exchange)\.)?decode|Reader\.parse|(Form\(.*\)|_FORM)\.parse"
 )
 CALL = re.compile(rf"(?<![\w.])({PARSER.pattern})\(")
 OWN = {
     "_cli/commands/collateral.py": "a policy, which its owner writes",
-    "_cli/tours/run.py": "the configuration of a tour, which its owner writes",
     "_crypto/native/__init__.py": "the native extension",
     "_devices/cuda/nvrtc.py": "kernels of the wheel",
     "_keys/wrapped.py": "a key file of one's own, of at most 64 KiB",
@@ -50,7 +49,7 @@ OWN = {
     "_training/shards.py": "what this process has sent its workers",
     "attest/_draft.py": "policies, which their owner writes",
     "attest/_fetch/collateral.py:_issued_at": "what was kept in a folder of one's own, by the parsers of the rest",
-    "attest/_formats/toml.py": "a policy, which its owner writes",
+    "_documents/toml.py": "a policy, settings or a configuration, which its owner writes",
     "tour/_ledger.py": "the database of one's own desk",
     "tour/nvflare.py": "the site's own resources",
 }

@@ -8,6 +8,7 @@ from helpers.tour_rig import Rig
 
 from fastrack import RollbackError, SignatureError, tour
 from fastrack._keys.signing import sign_envelope
+from fastrack._util.gate import most_bytes
 from fastrack.errors import FormatError
 from fastrack.tour import _messages
 from fastrack.tour._messages import pack, unpack
@@ -117,7 +118,7 @@ def test_a_chain_of_many_lines_is_refused_before_it_is_split(rig):
 @pytest.mark.slow
 def test_a_chain_of_the_size_that_is_promised_fits_into_messages():
     """Of 480 visits of 1,000 files, with the largest manifest and offer beside it."""
-    limits = [_messages._PART_LIMITS.get(name, 1 << 20) for name in _messages.PARTS["begin"]]
+    limits = [most_bytes(_messages._KINDS.get(name, "document of a tour")) for name in _messages.PARTS["begin"]]
     assert limits[0] == 64 << 20
     in_base64 = sum(4 * -(-limit // 3) for limit in limits)
     assert in_base64 + 1000 < _messages.LIMIT

@@ -4,8 +4,7 @@ It drives tests and tours whose accelerators share a disk. Where machines are ap
 to the next.
 """
 
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +16,8 @@ from fastrack._cli.console import clean, note, pluralize, tell
 from fastrack._cli.errors import refuse_values
 from fastrack._cli.options import Json, Silent
 from fastrack._cli.tours.options import list_shards
+from fastrack._documents.fields import TEXT, Field, checked, list_of, record
+from fastrack._documents.toml import Table
 from fastrack._util.rights import open_own
 from fastrack.errors import FormatError, RollbackError
 
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from fastrack.tour import Chain, Plan, RemoteDesk
 
 _LIMIT = 1 << 20  # bytes of a configuration
-_MEMBERS = {"train": str, "owner": str, "owner_key": str, "holders": dict}
-_OPTIONS = {"certificate": str, "private_key": str, "ca": str, "timeout": (int, float), "device": str}
-_PATHS = ("owner_key", "certificate", "private_key", "ca")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,30 +166,19 @@ def _load(folder: Path, owner: "Verifier") -> "Chain":
 
 def _read_config(path: Path) -> _Config:
     with open_own(path) as file:
-        content = file.read(_LIMIT + 1)
-    try:
-        values = tomllib.loads(content[:_LIMIT].decode())
-        problem = next(_faults(values), None)
-    except ValueError as error:
-        problem = str(error)
-    if problem is not None:
-        raise FormatError(f"reading {path} failed: expected the configuration of a tour, got one with {problem}")
+        table = Table.parse(file.read(_LIMIT), f"configuration {path}")
+    values = {name: table.needed(name, TEXT) for name in _NEEDED} | table.read_all(_OPTIONS)
+    holders = table.table("holders")
+    if holders is None:
+        raise table.refusal("holders", "a table", "none")
+    values["holders"] = {name: holders.needed(name, _HOLDER) for name in holders.names()}
+    table.done()
     paths = {name: path.parent / values[name] for name in _PATHS if name in values}
-    return _Config(path.parent, {**values, **paths})
+    return _Config(path.parent, values | paths)
 
 
-def _faults(values: Mapping[str, Any]) -> Iterator[str]:
-    known = _MEMBERS | _OPTIONS
-    for name in [*(name for name in _MEMBERS if name not in values), *values]:
-        if name not in values:
-            yield f"no {name}"
-        elif name not in known:
-            yield f"an unknown {name!r:.40}"
-        elif not isinstance(values[name], known[name]):  # type: ignore[arg-type]
-            yield f"another value of {name}"
-    for name, holder in values["holders"].items():
-        is_whole = isinstance(holder, dict) and set(holder) == {"desk", "data"}
-        if not is_whole or not isinstance(holder["desk"], str) or not isinstance(holder["data"], list):
-            yield f"no desk and list of data, or more, for the holder {name!r:.40}"
-        elif not all(isinstance(each, str) for each in holder["data"]):
-            yield f"another value than paths in the data of {name!r:.40}"
+_NEEDED = ("train", "owner", "owner_key")
+_SECONDS = checked(lambda value: isinstance(value, (int, float)), "a number of seconds")
+_OPTIONS = {"certificate": TEXT, "private_key": TEXT, "ca": TEXT, "timeout": _SECONDS, "device": TEXT}
+_PATHS = ("owner_key", "certificate", "private_key", "ca")
+_HOLDER: Field[dict[str, Any]] = record(dict, {"desk": TEXT, "data": list_of(TEXT)})

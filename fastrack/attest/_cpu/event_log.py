@@ -14,11 +14,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha384
 
+from fastrack._documents.exchange import Reader
+from fastrack._documents.fields import INTEGER, TEXT, hexadecimal
 from fastrack._util.gate import most_bytes
 from fastrack._util.public import public
 from fastrack.attest._errors import malformed, refused
 from fastrack.attest._formats.binary import Cursor
-from fastrack.attest._formats.wire import Reader
 
 REGISTERS = 4
 EVENT_LOG_LIMIT = most_bytes("event log")  # those of firmware have 64 to 256 KiB
@@ -28,6 +29,7 @@ _SHOWN = 200  # characters of an event that a draft repeats
 _NO_ACTION, _IPL, _RUNTIME = 0x3, 0xD, 0x0800_0001
 _VARIABLE_BOOTS = {0x8000_0002, 0x8000_000C}
 _SHA384 = 0xC
+_PAYLOAD, _DIGEST = hexadecimal(None), hexadecimal(48)
 _SIZES = {0x4: 20, 0xB: 32, _SHA384: 48, 0xD: 64, 0x12: 32}  # of digests, by the algorithm's number
 _NAMES = {
     0x1: "POST_CODE",
@@ -277,13 +279,13 @@ def _read_dstack(data: bytes) -> Iterator[MeasuredEvent]:
 
 def _read_dstack_event(event: Reader) -> MeasuredEvent:
     """Read an event. The digests of those of the workload are computed, and compared where the log has them."""
-    register, kind = event.integer("imr"), event.member("event_type").value
+    register, kind = event.read("imr", INTEGER), event.member("event_type").value
     if register >= REGISTERS:
         raise event.member("imr").refusal(f"0 to {REGISTERS - 1}", register)
     if type(kind) is not int or not 0 <= kind < 1 << 32:
         raise event.member("event_type").refusal("an integer of 32 bits", kind)
-    payload = event.hexadecimal("event_payload", None)
-    digest = event.hexadecimal("digest", 48) if "digest" in event.names and event.text("digest") else None
+    payload = event.read("event_payload", _PAYLOAD)
+    digest = event.read("digest", _DIGEST) if "digest" in event.names and event.read("digest", TEXT) else None
     if kind == _RUNTIME:
         payload = _dstack_content(event, payload)
         made = sha384(payload).digest()
@@ -297,10 +299,10 @@ def _read_dstack_event(event: Reader) -> MeasuredEvent:
 
 def _dstack_content(event: Reader, payload: bytes) -> bytes:
     """Return the bytes whose digest a runtime event of dstack adds."""
-    name = event.text("event")
+    name = event.read("event", TEXT)
     if not name.isprintable():
         raise event.member("event").refusal("printable text", ascii(name))
-    if "version" in event.names and event.integer("version") == 2:
+    if "version" in event.names and event.read("version", INTEGER) == 2:
         members = {"name": name, "payload": payload.hex(), "type": _RUNTIME}
         return json.dumps(members, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
     return _RUNTIME.to_bytes(4, "little") + b":" + name.encode() + b":" + payload

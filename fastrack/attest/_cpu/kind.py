@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
+from fastrack._documents.fields import Fields
+from fastrack._documents.toml import Table
 from fastrack._util.gate import most_bytes
 from fastrack._util.regular_file import open_regular
 from fastrack.attest._cpu.tdx_collateral import TdxCollateral
 from fastrack.attest._errors import CollateralFileError
 from fastrack.attest._formats.roots import Roots
-from fastrack.attest._formats.toml import Table
-from fastrack.attest._formats.wire import Reader
 from fastrack.attest._policy_common import Judge, Line
 from fastrack.errors import AttestationError, DeviceError, FormatError
 
@@ -58,14 +58,10 @@ class CpuKind(Generic[E, V, P]):
     roots: Roots
     evidence: type[E]
     verified: type[V]
-    members: tuple[str, ...]
-    """The names of its members in an offer, but "type"."""
+    fields: Fields
+    """The fields of its members in an offer, but "type"."""
     optional: tuple[str, ...]
-    """The names of members that may be absent."""
-    write: Callable[[E], dict[str, Any]]
-    """Return these members."""
-    read: Callable[[Reader], E]
-    """Read these members."""
+    """The names of members that are absent where the evidence has None."""
     collect: Callable[[bytes, bytes], E]
     """Make evidence of the report that the kernel gave, and of what the host handed out with it, which may be empty."""
     report_data: Callable[[E], bytes]

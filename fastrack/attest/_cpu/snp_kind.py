@@ -9,6 +9,9 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
+from fastrack._documents.exchange import CHAIN_LIMIT, PART_LIMIT, REPORT_LIMIT
+from fastrack._documents.fields import BOOLEAN, Field, Fields, binary, integer, or_none, text
+from fastrack._documents.toml import TEXTS, Table, digests, word_of, words_of
 from fastrack._util.public import public
 from fastrack.attest import _policy_common as rules
 from fastrack.attest._cpu.kind import CpuKind, own_file, read_collateral
@@ -18,12 +21,15 @@ from fastrack.attest._cpu.snp_report import EVIDENCE, SIGNING_KEYS, SnpProduct, 
 from fastrack.attest._cpu.tdx_collateral import TdxCollateral
 from fastrack.attest._errors import refused
 from fastrack.attest._formats.roots import AMD_ROOTS, Roots
-from fastrack.attest._formats.toml import Table
-from fastrack.attest._formats.wire import CHAIN_LIMIT, PART_LIMIT, REPORT_LIMIT, Reader, write_bytes
 from fastrack.attest._formats.x509 import common_name, load_chain, load_crl
 from fastrack.attest._policy_common import Line, Revocation
 
-_MEMBERS = ("crl", "issuers", "leaf", "report")  # of an offer
+_FIELDS: Fields = {  # of an offer
+    "leaf": or_none(binary(CHAIN_LIMIT)),
+    "issuers": or_none(binary(CHAIN_LIMIT)),
+    "crl": or_none(binary(PART_LIMIT)),
+    "report": binary(REPORT_LIMIT),
+}
 _VALUES = {  # fields, with their bytes, and what they cover
     "measurement": (48, "firmware; with measured direct boot also kernel, initrd and command line"),
     "host_data": (32, "data that the host named"),
@@ -123,12 +129,6 @@ class SnpPolicy:
         rules.require_named(self.measurements, {"measurement"})
 
 
-def _read(cpu: Reader) -> SnpEvidence:
-    limits = {"leaf": CHAIN_LIMIT, "issuers": CHAIN_LIMIT, "crl": PART_LIMIT}
-    parts = {name: cpu.or_none(name, partial(cpu.binary, limit=limit)) for name, limit in limits.items()}
-    return SnpEvidence(cpu.binary("report", limit=REPORT_LIMIT), **parts)
-
-
 def _complete(evidence: SnpEvidence, collateral: TdxCollateral | Path) -> SnpEvidence:
     if not isinstance(collateral, Path):
         return evidence
@@ -222,36 +222,33 @@ def _draft_report(report: SnpReport, provider: str | None, chip_id: bytes | None
 def _read_policy(table: Table) -> SnpPolicy:
     """Read the section ``[cpu.snp]``."""
     rules.require_lines(table, _LINES)
-    signing_key = table.text("signing_key")
-    if signing_key not in {None, *SIGNING_KEYS}:
-        raise table.refusal("signing_key", " or ".join(SIGNING_KEYS), repr(signing_key))
-    return SnpPolicy(
-        measurements=rules.read_measurements(table, {name: size for name, (size, _) in _VALUES.items()}),
-        min_tcb=_read_levels(table),
-        products=rules.read_enum(table, "products", SnpProduct),
-        chip_ids=table.digests("chip_ids", 64),
-        max_vmpl=table.integer("max_vmpl") or 0,
-        revocation=rules.read_revocation(table),
-        max_revocation_age=rules.read_days(table, "max_revocation_age_days", None),
-        allow_debug=table.boolean("allow_debug", default=False),
-        allow_migration=table.boolean("allow_migration", default=False),
-        allow_smt=table.boolean("allow_smt", default=True),
-        require_alias_check=table.boolean("require_alias_check", default=False),
-        signing_key=signing_key,
-        providers=frozenset(table.texts("providers")),
-    )
+    return SnpPolicy(table.read_all(_MEASUREMENTS), _read_levels(table), **table.read_all(_POLICY))
 
 
 def _read_levels(table: Table) -> dict[str, int]:
-    if table.is_word("min_tcb", rules.ANY):
+    if table.read("min_tcb", _LEVELS_OR_ANY) == rules.ANY:
         return {}
-    levels = table.table("min_tcb")
-    found = {name: level for name in _LEVELS if levels and (level := levels.integer(name)) is not None}
-    if levels:
-        levels.done()
+    found = table.section("min_tcb", dict.fromkeys(_LEVELS, integer(0)))
     if not found:
         raise table.refusal("min_tcb", f'floors of {", ".join(_LEVELS)}, or "{rules.ANY}"', "none of them")
     return found
+
+
+_LEVELS_OR_ANY = Field(lambda value: value)
+_MEASUREMENTS = {name: rules.or_any(digests(size)) for name, (size, _) in _VALUES.items()}
+_POLICY: Fields = {
+    "products": words_of(SnpProduct),
+    "chip_ids": digests(64),
+    "max_vmpl": integer(0),
+    "revocation": word_of(Revocation),
+    "max_revocation_age_days": rules.AGE.of("max_revocation_age"),
+    "allow_debug": BOOLEAN,
+    "allow_migration": BOOLEAN,
+    "allow_smt": BOOLEAN,
+    "require_alias_check": BOOLEAN,
+    "signing_key": text("|".join(SIGNING_KEYS), " or ".join(SIGNING_KEYS)),
+    "providers": TEXTS,
+}
 
 
 def _check(policy: SnpPolicy, verified: VerifiedSnpReport, judge: rules.Judge) -> None:
@@ -295,10 +292,8 @@ SNP = CpuKind(
     roots=AMD_ROOTS,
     evidence=SnpEvidence,
     verified=VerifiedSnpReport,
-    members=_MEMBERS,
+    fields=_FIELDS,
     optional=(),
-    write=lambda evidence: {name: write_bytes(getattr(evidence, name)) for name in _MEMBERS},
-    read=_read,
     collect=lambda report, table: SnpEvidence(report, **read_certificate_table(table)),
     report_data=lambda evidence: parse_snp_report(evidence.report).report_data,
     bare=lambda evidence: replace(evidence, issuers=None, crl=None),  # only there the leaf of a VLEK is to be had

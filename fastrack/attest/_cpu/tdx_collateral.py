@@ -8,18 +8,20 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
-from functools import partial
 from typing import Any, Self
 
+from fastrack._documents.exchange import Reader
+from fastrack._documents.fields import INTEGER, TEXT, TIME, hexadecimal, list_of, member_of
 from fastrack._util.public import public
 from fastrack.attest._cpu.tdx_pck import PckIdentity
 from fastrack.attest._cpu.tdx_quote import QeReport, TdReport, TdxQuote
 from fastrack.attest._errors import malformed, refused, require_in_force
 from fastrack.attest._formats.roots import Roots
 from fastrack.attest._formats.signatures import P256
-from fastrack.attest._formats.wire import Reader
 from fastrack.attest._formats.x509 import VerifiedChain, load_chain, subject_name, verify_chain
 
+_COMPONENTS = list_of(member_of("svn", INTEGER))
+_ADVISORIES = list_of(TEXT)
 _SIGNER = "Intel SGX TCB Signing"
 _NEWER = "Fetch current collateral, and check the time that was passed as now=."
 _OTHER = "Fetch the collateral for the FMSPC and PCEID of this machine's PCK certificate."
@@ -176,7 +178,8 @@ class TdxCollateral:
         node = Reader.parse(text.encode(errors="surrogatepass") if isinstance(text, str) else text, document)
         parts: dict[str, Any] = {name: _read_part(node, name) for name in TDX_PARTS}
         if _PLATFORM_CHAIN in node.names:
-            parts[_PLATFORM_CHAIN] = node.or_none(_PLATFORM_CHAIN, partial(_read_part, node))
+            is_none = node.member(_PLATFORM_CHAIN).value is None
+            parts[_PLATFORM_CHAIN] = None if is_none else _read_part(node, _PLATFORM_CHAIN)
         if unknown := node.names - parts.keys():
             raise malformed(document, "content", None, wanted="known members", found=", ".join(sorted(unknown)))
         return cls(**parts)
@@ -189,10 +192,10 @@ TDX_PARTS = tuple(part.name for part in fields(TdxCollateral) if part.name != _P
 
 def _read_part(node: Reader, name: str) -> bytes:
     if name.endswith("_signature"):
-        return node.hexadecimal(name, 64)
-    if name.endswith("_crl") and not node.text(name).startswith("-----"):
-        return node.hexadecimal(name, None)
-    return node.text(name).encode(errors="surrogatepass")
+        return node.read(name, hexadecimal(64))
+    if name.endswith("_crl") and not node.read(name, TEXT).startswith("-----"):
+        return node.read(name, hexadecimal(None))
+    return node.read(name, TEXT).encode(errors="surrogatepass")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,9 +221,9 @@ def verify_documents(collateral: TdxCollateral, *, roots: Roots, now: datetime) 
         signer = signers[chains[evidence]]
         P256.verify(signer.leaf.public_key(), signature, text, evidence)
         content = Reader.parse(text, evidence)
-        issued_at, next_update = content.time("issueDate"), content.time("nextUpdate")
+        issued_at, next_update = content.read("issueDate", TIME), content.read("nextUpdate", TIME)
         require_in_force(evidence, "validity", issued_at, next_update, now, _NEWER)
-        return Document(content, signer, issued_at, next_update, content.integer("tcbEvaluationDataNumber"))
+        return Document(content, signer, issued_at, next_update, content.read("tcbEvaluationDataNumber", INTEGER))
 
     tcb_info = verify(collateral.tcb_info, collateral.tcb_info_signature, "TCB info")
     return tcb_info, verify(collateral.qe_identity, collateral.qe_identity_signature, "QE identity")
@@ -251,14 +254,15 @@ def _find_platform_level(tcb_info: Reader, pck: PckIdentity, report: TdReport) -
     tcb_info.expect("version", 3)
     tcb_info.expect("tcbType", 0)
     named = {"fmspc": pck.fmspc, "pceId": pck.pce_id}
-    _require_equal("TCB info", ((n, value, tcb_info.hexadecimal(n, len(value))) for n, value in named.items()), _OTHER)
+    checks = ((name, value, tcb_info.read(name, hexadecimal(len(value)))) for name, value in named.items())
+    _require_equal("TCB info", checks, _OTHER)
     # The first two components belong to the TDX module, which has its own levels from version 1 on.
     first = 2 if report.tee_tcb_svn[1] else 0
     for level in tcb_info.items("tcbLevels"):
         tcb = level.member("tcb")
         if (
             _reaches(pck.components, _read_components(tcb, "sgxtcbcomponents"))
-            and pck.pce_svn >= tcb.integer("pcesvn")
+            and pck.pce_svn >= tcb.read("pcesvn", INTEGER)
             and _reaches(report.tee_tcb_svn[first:], _read_components(tcb, "tdxtcbcomponents")[first:])
         ):
             return _read_level(level)
@@ -273,7 +277,7 @@ def _find_module_level(tcb_info: Reader, report: TdReport) -> TcbLevel | None:
         return None
     name = f"TDX_{version:02X}"
     for identity in tcb_info.items("tdxModuleIdentities"):
-        if identity.text("id").upper() == name:
+        if identity.read("id", TEXT).upper() == name:
             _check_module(identity, report)
             return _find_svn_level(identity, svn, "TDX module", f"version {version}, SVN {svn}")
     raise refused("TDX quote", "TDX module", wanted="a module of the TCB info", found=name, advice=_UNKNOWN)
@@ -284,8 +288,8 @@ def _find_qe_level(identity: Reader, report: QeReport) -> TcbLevel:
     identity.expect("id", "TD_QE")
     identity.expect("version", 2)
     checks = (
-        ("MRSIGNER", identity.hexadecimal("mrsigner", 32), report.mrsigner),
-        ("ISVPRODID", identity.integer("isvprodid"), report.isv_prod_id),
+        ("MRSIGNER", identity.read("mrsigner", hexadecimal(32)), report.mrsigner),
+        ("ISVPRODID", identity.read("isvprodid", INTEGER), report.isv_prod_id),
         # In memory order, like the attributes. Intel does not document the order; all bytes are 0 in practice.
         ("MISCSELECT", *_masked(identity, "miscselect", report.miscselect)),
         ("ATTRIBUTES", *_masked(identity, "attributes", report.attributes)),
@@ -296,7 +300,7 @@ def _find_qe_level(identity: Reader, report: QeReport) -> TcbLevel:
 
 def _check_module(identity: Reader, report: TdReport) -> None:
     checks = (
-        ("MRSIGNERSEAM", identity.hexadecimal("mrsigner", 48), report.mrsignerseam),
+        ("MRSIGNERSEAM", identity.read("mrsigner", hexadecimal(48)), report.mrsignerseam),
         ("SEAMATTRIBUTES", *_masked(identity, "attributes", report.seam_attributes)),
     )
     _require_equal("TDX quote", checks, "The TDX module is not the one that Intel signed; do not trust the machine.")
@@ -310,13 +314,13 @@ def _require_equal(evidence: str, checks: Iterable[tuple[str, object, object]], 
 
 def _masked(identity: Reader, name: str, found: bytes) -> tuple[bytes, bytes]:
     """Return the expected value, and `found` with the mask applied."""
-    mask = identity.hexadecimal(f"{name}Mask", len(found))
-    return identity.hexadecimal(name, len(found)), bytes(a & b for a, b in zip(found, mask, strict=True))
+    mask = identity.read(f"{name}Mask", hexadecimal(len(found)))
+    return identity.read(name, hexadecimal(len(found))), bytes(a & b for a, b in zip(found, mask, strict=True))
 
 
 def _find_svn_level(identity: Reader, svn: int, what: str, found: str) -> TcbLevel:
     for level in identity.items("tcbLevels"):
-        if svn >= level.member("tcb").integer("isvsvn"):
+        if svn >= level.member("tcb").read("isvsvn", INTEGER):
             found_level = _read_level(level)
             if found_level.status not in _PART_STATUS:  # Intel gives parts no other, and defines no rule for them
                 wanted, found = ", ".join(_PART_STATUS), found_level.status
@@ -326,16 +330,17 @@ def _find_svn_level(identity: Reader, svn: int, what: str, found: str) -> TcbLev
 
 
 def _read_level(level: Reader) -> TcbLevel:
-    text = level.text("tcbStatus")
+    text = level.read("tcbStatus", TEXT)
     try:
         status = TcbStatus(text)
     except ValueError:
         raise malformed("TCB level", "tcbStatus", None, wanted=", ".join(TcbStatus), found=text) from None
-    return TcbLevel(status, level.time("tcbDate"), level.texts("advisoryIDs"))
+    advisories = level.read("advisoryIDs", _ADVISORIES) if "advisoryIDs" in level.names else ()
+    return TcbLevel(status, level.read("tcbDate", TIME), advisories)
 
 
 def _read_components(tcb: Reader, name: str) -> tuple[int, ...]:
-    components = tcb.integers(name, "svn")
+    components = tcb.read(name, _COMPONENTS)
     if len(components) != 16:
         raise malformed("TCB info", name, None, wanted="16 components", found=len(components))
     return components

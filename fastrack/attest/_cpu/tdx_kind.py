@@ -6,10 +6,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from cryptography.x509 import Certificate
 
+from fastrack._documents.exchange import PART_LIMIT
+from fastrack._documents.fields import BOOLEAN, Fields, binary, integer, or_none, record
+from fastrack._documents.toml import TEXTS, Table, digests, words_of
 from fastrack._util.gate import most_bytes
 from fastrack._util.public import public
 from fastrack.attest import _policy_common as rules
@@ -21,8 +23,6 @@ from fastrack.attest._cpu.tdx_pck import read_pck_identity
 from fastrack.attest._cpu.tdx_quote import EVIDENCE, TdReport, parse_tdx_quote
 from fastrack.attest._errors import refused
 from fastrack.attest._formats.roots import INTEL_ROOTS, Roots
-from fastrack.attest._formats.toml import Table
-from fastrack.attest._formats.wire import PART_LIMIT, Reader, write_bytes
 from fastrack.attest._formats.x509 import load_chain, subject_name
 from fastrack.attest._policy_common import Line
 from fastrack.errors import AttestationError, FormatError
@@ -54,6 +54,11 @@ _NEWER = {  # by the parts of the TCB: what it takes where one is out of date or
     "platform": "a newer BIOS with its microcode on the host",
     "module": "a newer TDX module on the host",
     "quoting_enclave": "a newer quoting enclave on the host",
+}
+_FIELDS: Fields = {  # of an offer
+    "event_log": binary(EVENT_LOG_LIMIT),
+    "quote": binary(most_bytes("quote")),
+    "collateral": or_none(record(TdxCollateral, dict.fromkeys(TDX_PARTS, binary(PART_LIMIT)))),
 }
 _XFAM_ONES, _XFAM_KNOWN = 0x3, 0x6DBE7  # x87 and SSE are always on; no TDX module offers bits outside of the second
 
@@ -139,28 +144,12 @@ def _read_events(table: Table) -> dict[str, tuple[EventRule, ...]]:
 
 
 def _read_rule(table: Table) -> EventRule:
-    is_any = table.boolean("any", default=False)
-    digests = table.digests("digests", 48).union(*map(text_digests, table.texts("texts")))
+    is_any, texts = table.read("any", BOOLEAN) or False, table.read("texts", TEXTS) or frozenset()
+    allowed = (table.read("digests", digests(48)) or frozenset()).union(*map(text_digests, texts))
     table.done()
-    if is_any == bool(digests):
+    if is_any == bool(allowed):
         raise table.refusal("digests", "digests, texts, or any = true", "none of them" if not is_any else "several")
-    return EventRule(None if is_any else digests)
-
-
-def _write(evidence: TdxEvidence) -> dict[str, Any]:
-    parts = evidence.collateral
-    collateral = None if parts is None else {name: write_bytes(getattr(parts, name)) for name in TDX_PARTS}
-    members = {"collateral": collateral, "quote": write_bytes(evidence.quote)}
-    return members if evidence.event_log is None else {**members, "event_log": write_bytes(evidence.event_log)}
-
-
-def _read(cpu: Reader) -> TdxEvidence:
-    def read(name: str) -> TdxCollateral:
-        parts = cpu.child(name, TDX_PARTS)
-        return TdxCollateral(**{part: parts.binary(part, limit=PART_LIMIT) for part in TDX_PARTS})
-
-    log = cpu.binary("event_log", limit=EVENT_LOG_LIMIT) if "event_log" in cpu.names else None
-    return TdxEvidence(cpu.binary("quote", limit=most_bytes("quote")), cpu.or_none("collateral", read), log)
+    return EventRule(None if is_any else allowed)
 
 
 def _collect(report: bytes, _: bytes) -> TdxEvidence:
@@ -282,20 +271,21 @@ def _read_policy(table: Table) -> TdxPolicy:
     """Read the section ``[cpu.tdx]``."""
     events = _read_events(table)
     rules.require_lines(table, {name: line for name, line in _LINES.items() if name not in events})
-    number = table.integer("min_evaluation_number")
-    return TdxPolicy(
-        measurements=rules.read_measurements(table, dict.fromkeys(_REGISTERS, 48)),
-        tcb_status=rules.read_enum(table, "tcb_status", TcbStatus) or frozenset({TcbStatus.UP_TO_DATE}),
-        refused_advisories=frozenset(table.texts("refused_advisories")),
-        min_evaluation_number=_EVALUATION_NUMBER if number is None else number,
-        platforms=table.digests("platforms", 16),
-        max_collateral_age=rules.read_days(table, "max_collateral_age_days", _COLLATERAL_AGE),
-        td_attributes=table.digests("td_attributes", 8),
-        xfam=table.digests("xfam", 8),
-        allow_debug=table.boolean("allow_debug", default=False),
-        allow_migration=table.boolean("allow_migration", default=False),
-        events=events,
-    )
+    return TdxPolicy(table.read_all(_MEASUREMENTS), events=events, **table.read_all(_POLICY))
+
+
+_MEASUREMENTS = dict.fromkeys(_REGISTERS, rules.or_any(digests(48)))
+_POLICY: Fields = {
+    "tcb_status": words_of(TcbStatus),
+    "refused_advisories": TEXTS,
+    "min_evaluation_number": integer(0),
+    "platforms": digests(16),
+    "max_collateral_age_days": rules.AGE.of("max_collateral_age"),
+    "td_attributes": digests(8),
+    "xfam": digests(8),
+    "allow_debug": BOOLEAN,
+    "allow_migration": BOOLEAN,
+}
 
 
 def _check(policy: TdxPolicy, verified: VerifiedTdxQuote, judge: rules.Judge) -> None:
@@ -380,10 +370,8 @@ TDX = CpuKind(
     roots=INTEL_ROOTS,
     evidence=TdxEvidence,
     verified=VerifiedTdxQuote,
-    members=("collateral", "quote"),
+    fields=_FIELDS,
     optional=("event_log",),
-    write=_write,
-    read=_read,
     collect=_collect,
     report_data=lambda evidence: parse_tdx_quote(evidence.quote).report.report_data,
     bare=lambda evidence: replace(evidence, collateral=None),

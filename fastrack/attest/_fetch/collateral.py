@@ -28,6 +28,8 @@ from cryptography.hazmat.primitives.hashes import SHA1
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import ocsp
 
+from fastrack._documents.exchange import Reader
+from fastrack._documents.fields import TEXT, TIME, hexadecimal
 from fastrack._net.connections import Answer
 from fastrack._util.atomic import new_file
 from fastrack._util.gate import most_bytes
@@ -46,7 +48,6 @@ from fastrack.attest._errors import malformed, refused, require_time_zone
 from fastrack.attest._exchange import VENDOR_ROOTS, TrustedRoots
 from fastrack.attest._fetch.client import Client
 from fastrack.attest._formats.ocsp import verify_ocsp_response, verify_status
-from fastrack.attest._formats.wire import Reader
 from fastrack.attest._formats.x509 import (
     PSS_SHA384,
     VerifiedCrl,
@@ -337,7 +338,7 @@ def _fetch_tdx(run: _Fetching, quote: bytes) -> FetchedDocument:
         now = now or _issued_at(collateral)
         documents = verify_documents(collateral, roots=run.roots.intel, now=now)
         lists = verify_lists(collateral, chain, documents, roots=run.roots.intel, now=now)
-        found = documents[0].content.hexadecimal("fmspc", 6).hex()
+        found = documents[0].content.read("fmspc", hexadecimal(6)).hex()
         if found != fmspc:
             advice = "The service answered for another platform; ask another one."
             raise refused("TCB info", "fmspc", wanted=fmspc, found=found, advice=advice)
@@ -383,7 +384,7 @@ def _issued_at(collateral: TdxCollateral) -> datetime:
     """Return the time when the newest part was issued: all were in force then, or no service would have sent them."""
     texts = {"TCB info": collateral.tcb_info, "QE identity": collateral.qe_identity}
     lists = (load_crl(each, evidence="revocation list") for each in (collateral.root_ca_crl, collateral.pck_crl))
-    dates = (Reader.parse(text, name).time("issueDate") for name, text in texts.items())
+    dates = (Reader.parse(text, name).read("issueDate", TIME) for name, text in texts.items())
     return max(*dates, *(each.last_update_utc for each in lists))
 
 
@@ -526,10 +527,10 @@ def _fetch_rim(run: _Fetching, rim_id: str, chip: str) -> FetchedDocument:
         node.expect("id", rim_id)
         node.expect("rim_format", "TCG")
         try:
-            data = b64decode(node.text("rim"), validate=True)
+            data = b64decode(node.read("rim", TEXT), validate=True)
         except ValueError:
             raise node.member("rim").refusal("base64", "another text") from None
-        digest = node.hexadecimal("sha256", 32)
+        digest = node.read("sha256", hexadecimal(32))
         if sha256(data).digest() != digest:
             raise node.member("sha256").refusal("the digest of the manifest", digest.hex())
         return data
