@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from fastrack._documents.canonical import (
-    ID,
-    decode,
-    decode_bytes,
-    decode_time,
-    encode,
-    encode_bytes,
-    encode_time,
-    is_number,
-    matches,
-    parsing,
-    require,
-)
+from fastrack._documents import fields
+from fastrack._documents.canonical import encode, encode_time, parsing, require
+from fastrack._documents.fields import Field, FieldError, Fields, Form
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
 from fastrack._keys.recipients import (
@@ -39,6 +29,7 @@ from fastrack._util.locations import require_path
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError, GrantError, UnknownKeyError
 
+G = TypeVar("G", bound="Grants")
 PAYLOAD_TYPE = "application/vnd.fastrack.grants.v1+json"
 IDENTITY_VARIABLE = "FASTRACK_IDENTITY"
 OWNER_VARIABLE = "FASTRACK_OWNER"
@@ -48,8 +39,15 @@ _LIMIT = 16 * 1024 * 1024  # bytes of a grants file
 _KNOWN = {_PASSPHRASE, *ALGORITHMS}  # whose entries have no other members
 _RECIPIENTS_LIMIT = 4096
 _LABEL = b"fastrack/grant@1\0"
-_BOUND = {"bits", "expires", "files", "key", "least_version", "lineage", "version"}  # which ciphertexts are bound to
-_MEMBERS = _BOUND | {"issued", "recipients", "serial"}
+_BOUND: Fields = {  # which ciphertexts are bound to
+    "files": fields.or_none(fields.list_of(fields.ID)),
+    "key": fields.ID.of("key_id"),
+    "bits": fields.BITS,
+    "lineage": fields.or_none(fields.ID),
+    "least_version": fields.NUMBER,
+    "expires": fields.or_none(fields.TIME),
+}
+_VERSION = {"version": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +241,7 @@ class Grants:
                 "least_version= not below its own, got others. Name them, or use the owner's key"
             )
         entries = {grant.id: grant for grant in self.recipients}
-        info = self._info()
+        info = _info(self)
         for recipient in recipients:
             if len(info) > INFO_LIMITS.get(recipient.algorithm, len(info)):
                 raise ValueError(
@@ -253,7 +251,7 @@ class Grants:
             ciphertext = recipient.encrypt(key.material(), info)
             entries[recipient.id] = Grant(recipient.algorithm, recipient.id, recipient.name, ciphertext)
         if passphrase is not None:
-            parameters, ciphertext = encrypt_to_passphrase(key.material(), passphrase, self._info())
+            parameters, ciphertext = encrypt_to_passphrase(key.material(), passphrase, _info(self))
             entries[NO_ID] = Grant(_PASSPHRASE, NO_ID, "", ciphertext, parameters)
         return self._sign(tuple(entries.values()), signer)
 
@@ -283,15 +281,10 @@ class Grants:
         if not recipients:
             raise ValueError("signing grants failed: expected at least one recipient or a passphrase, got none")
         signed = replace(self, recipients=recipients, issued=_now(), serial=self.serial + 1)
-        circumstances = {
-            "issued": encode_time(signed.issued),
-            "recipients": [_encode_grant(grant) for grant in recipients],
-            "serial": signed.serial,
-        }
-        payload = encode(self._constraints() | circumstances)
+        payload = _FORM.write(signed)
         if len(payload) > _LIMIT // 2:
             raise ValueError(f"signing grants failed: expected at most {_LIMIT // 2} bytes, got {len(payload)}")
-        _parse(payload, "grants to sign")
+        _parse(Grants, payload, "grants to sign")
         return replace(signed, envelope=sign_envelope(payload, PAYLOAD_TYPE, [signer]))
 
     @classmethod
@@ -325,7 +318,7 @@ class Grants:
         if len(content) > _LIMIT:
             raise FormatError(f"{source}: expected a grants file of at most {_LIMIT} bytes, got a larger one")
         payload, _ = open_envelope(content, PAYLOAD_TYPE, owner, source=source)
-        return cls(**_parse(payload, source), envelope=content)
+        return replace(_parse(cls, payload, source), envelope=content)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file, atomically. Earlier grants of this key are replaced, but no other grants, key or anchor.
@@ -339,7 +332,7 @@ class Grants:
         """Return True for other grants of this key."""
         try:
             payload = read_unverified_payload(content)
-            return bool(_parse(payload, "the grants")["key_id"] == self.key_id)
+            return _parse(Grants, payload, "the grants").key_id == self.key_id
         except FormatError:
             return False
 
@@ -380,11 +373,11 @@ class Grants:
             raise GrantError(f"key {self.key_id} was not granted to {recipient}; ask the owner to add it")
         secret: bytes | bytearray
         if identity is not None:
-            secret = identity.decrypt(entry.ciphertext, self._info())
+            secret = identity.decrypt(entry.ciphertext, _info(self))
         else:
             assert passphrase is not None
             assert entry.parameters is not None
-            secret = decrypt_with_passphrase(entry.ciphertext, passphrase, entry.parameters, self._info())
+            secret = decrypt_with_passphrase(entry.ciphertext, passphrase, entry.parameters, _info(self))
         wanted = f"opening a grant failed: expected key {self.key_id} of {self.bits} bits, got"
         try:
             key = Key.from_bytes(secret)
@@ -394,21 +387,6 @@ class Grants:
             raise GrantError(f"{wanted} key {key.id} of {key.bits} bits")
         key.restrict(self.files, self.lineage, self.least_version)
         return KeyRing(key)
-
-    def _constraints(self) -> dict[str, Any]:
-        """Return the members that the wrapped keys are bound to."""
-        return {
-            "bits": self.bits,
-            "expires": None if self.expires is None else encode_time(self.expires),
-            "files": None if self.files is None else list(self.files),
-            "key": self.key_id,
-            "least_version": self.least_version,
-            "lineage": self.lineage,
-            "version": 1,
-        }
-
-    def _info(self) -> bytes:
-        return _LABEL + encode(self._constraints())
 
 
 NO_ID = "0" * 32  # of a passphrase
@@ -436,7 +414,7 @@ def read_unverified(path: str | os.PathLike[str]) -> Grants:
 
     Raise FormatError if the file is not a grants file, and OSError if it cannot be read.
     """
-    return Grants(**_parse(read_unverified_payload(_read(path), source=str(path)), str(path)))
+    return _parse(Grants, read_unverified_payload(_read(path), source=str(path)), str(path))
 
 
 def _read(path: str | os.PathLike[str]) -> bytes:
@@ -448,57 +426,51 @@ def _now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
 
 
-def _encode_grant(grant: Grant) -> dict[str, Any]:
-    entry: dict[str, Any] = {**asdict(grant), "ciphertext": encode_bytes(grant.ciphertext)}
-    parameters, more = entry.pop("parameters"), entry.pop("more")
-    if parameters is not None:
-        entry |= {**parameters, "salt": encode_bytes(parameters["salt"])}
-    entry |= more
-    return entry
+def _constraints(grants: Grants) -> dict[str, Any]:
+    """Return the members that the wrapped keys are bound to."""
+    return {**fields.write_members(grants, _BOUND), **_VERSION}
 
 
-def _parse(payload: bytes, source: str) -> dict[str, Any]:
-    """Return the fields of `Grants` from a payload, which must be canonical."""
+def _info(grants: Grants) -> bytes:
+    return _LABEL + encode(_constraints(grants))
+
+
+def _parse(kind: type[G], payload: bytes, source: str) -> G:
+    """Return the grants in a payload, which must be canonical."""
     with parsing(f"{source} is not a grants file", "get it again from its owner"):
-        document = decode(payload, _MEMBERS, {"version": 1})
-        entries, files, expires = document["recipients"], document["files"], document["expires"]
-        require(isinstance(entries, list) and 1 <= len(entries) <= _RECIPIENTS_LIMIT, "recipients")
-        recipients = tuple(_parse_grant(entry) for entry in entries)
-        info_size = len(_LABEL) + len(encode({name: document[name] for name in _BOUND}))
+        grants = kind(**_FORM.parse(payload))
+        recipients, info_size = grants.recipients, len(_info(grants))
         require(all(info_size <= INFO_LIMITS.get(grant.algorithm, info_size) for grant in recipients), "files")
-        require(len({grant.id for grant in recipients}) == len(recipients), "recipients")
-        require(files is None or (isinstance(files, list) and all(matches(ID, file) for file in files)), "files")
-        require(matches(ID, document["key"]), "key")
-        require(type(document["bits"]) is int and document["bits"] in {128, 256}, "bits")
-        require(document["lineage"] is None or matches(ID, document["lineage"]), "lineage")
-        for name in ("least_version", "serial"):
-            require(is_number(document[name]), name)
-        key_id = document.pop("key")
-        del document["version"]  # checked by `decode`
-        return document | {
-            "key_id": key_id,
-            "recipients": recipients,
-            "files": None if files is None else tuple(files),
-            "expires": None if expires is None else decode_time(expires),
-            "issued": decode_time(document["issued"]),
-        }
+        require(0 < len({grant.id for grant in recipients}) == len(recipients), "recipients")
+        return grants
 
 
-def _parse_grant(entry: Mapping[str, Any]) -> Grant:
-    expected = {"algorithm", "ciphertext", "id", "name"}
+def _write_grant(grant: Grant) -> dict[str, Any]:
+    parameters = {} if grant.parameters is None else fields.write_members(grant.parameters, _PARAMETERS)
+    return {**fields.write_members(grant, _GRANT), **parameters, **grant.more}
+
+
+def _read_grant(entry: Any) -> Grant:
+    algorithm = fields.member_of("algorithm", fields.TEXT).read(entry)
+    known = {**_GRANT, **_PARAMETERS} if algorithm == _PASSPHRASE else _GRANT
+    more = {} if algorithm in _KNOWN else {name: entry[name] for name in entry.keys() - known.keys()}
+    members = fields.read_members({name: entry[name] for name in entry.keys() - more.keys()}, known)
     parameters = None
-    if entry["algorithm"] == _PASSPHRASE:
-        expected |= {"iterations", "lanes", "memory", "salt"}
-        parameters = PassphraseParameters(
-            decode_bytes(entry["salt"]), entry["iterations"], entry["lanes"], entry["memory"]
-        )
+    if algorithm == _PASSPHRASE:
+        parameters = PassphraseParameters(**{name: members.pop(name) for name in _PARAMETERS})
         parameters.check()
-    more = {name: entry[name] for name in entry.keys() - expected}
-    require(entry.keys() >= expected and not (more and entry["algorithm"] in _KNOWN), "recipients")
-    require(matches(ID, entry["id"]) and (entry["id"] == NO_ID) == (parameters is not None), "id of a recipient")
-    require(isinstance(entry["algorithm"], str) and isinstance(entry["name"], str), "recipients")
-    f"{entry['algorithm']}{entry['name']}".encode()  # refuses lone surrogates
-    return Grant(entry["algorithm"], entry["id"], entry["name"], decode_bytes(entry["ciphertext"]), parameters, more)
+    if (members["id"] == NO_ID) != (parameters is not None):
+        raise FieldError("32 zeros for a passphrase, and only for one", "others", "id")
+    f"{algorithm}{members['name']}".encode()  # refuses lone surrogates
+    return Grant(**members, parameters=parameters, more=more)
+
+
+_ANY_BYTES = fields.binary(_LIMIT, least=0)
+_PARAMETER = Field(lambda value: value)  # the parameters check themselves
+_PARAMETERS: Fields = {"salt": _ANY_BYTES, "iterations": _PARAMETER, "lanes": _PARAMETER, "memory": _PARAMETER}
+_GRANT: Fields = {"algorithm": fields.TEXT, "id": fields.ID, "name": fields.TEXT, "ciphertext": _ANY_BYTES}
+_RECIPIENTS = fields.list_of(Field(_read_grant, _write_grant), _RECIPIENTS_LIMIT)
+_FORM = Form({"recipients": _RECIPIENTS, **_BOUND, "issued": fields.TIME, "serial": fields.NUMBER}, _VERSION)
 
 
 def ids_of(grants: Grants, recipients: Iterable[Recipient | str]) -> set[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from fastrack._documents.canonical import ID, decode, decode_bytes, encode, encode_bytes, matches, parsing, require
+from fastrack._documents.canonical import parsing
+from fastrack._documents.fields import (
+    BITS,
+    ID,
+    Fields,
+    Form,
+    binary,
+    checked,
+    mapping,
+    read_members,
+    text,
+    write_members,
+)
 from fastrack._keys.keys import Key
 from fastrack._util.registry import KEY_SOURCES, find, is_scheme
 from fastrack._util.regular_file import open_regular
@@ -21,11 +32,8 @@ from fastrack._util.rights import new_own_file, open_own
 from fastrack.errors import FormatError, ProviderError, UnknownKeyError
 
 _LIMIT = 65536  # bytes of a file
-_CIPHERTEXT_LIMIT = 8192
-_PARAMETERS_LIMIT = 16
-_MEMBERS = {"algorithm", "bits", "ciphertext", "key", "parameters", "provider", "version"}
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_VALUE = re.compile(r"[ -~]{1,2048}")
+_NAME = text(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", "a name of up to 64 letters, digits, _ and -")
+_VALUE = text(r"[ -~]{1,2048}", "up to 2048 printable characters of ASCII")
 _DIGEST_SIZE = 16
 _digest_key = os.urandom(_DIGEST_SIZE)
 # Shared with forked processes, and made here, before a ring is: a place for each first byte needs no lock.
@@ -80,14 +88,7 @@ class WrappedKey:
 
     def __post_init__(self) -> None:
         try:
-            require(is_scheme(self.provider), "provider")
-            require(matches(_NAME, self.algorithm), "algorithm")
-            require(matches(ID, self.key_id), "key")
-            require(type(self.bits) is int and self.bits in {128, 256}, "bits")
-            require(0 < len(self.ciphertext) <= _CIPHERTEXT_LIMIT, "ciphertext")
-            require(len(self.parameters) <= _PARAMETERS_LIMIT, "parameters")
-            holds = (matches(_NAME, name) and matches(_VALUE, value) for name, value in self.parameters.items())
-            require(all(holds), "parameters")
+            read_members(write_members(self, _FIELDS), _FIELDS)
         except (TypeError, ValueError, AttributeError) as error:
             raise FormatError(f"making a wrapped key failed: {error}") from None
 
@@ -124,31 +125,11 @@ class WrappedKey:
         Raise FormatError if `content` is no wrapped key file.
         """
         with parsing(f"{source} is not a wrapped key file", "`fastrack keygen NEW.key.wrapped --wrap URI` makes one"):
-            document = decode(content, _MEMBERS, {"version": 1}, limit=_LIMIT, end=b"\n")
-            return cls(
-                provider=document["provider"],
-                algorithm=document["algorithm"],
-                key_id=document["key"],
-                bits=document["bits"],
-                ciphertext=decode_bytes(document["ciphertext"]),
-                parameters=document["parameters"],
-                wrapper=wrapper,
-            )
+            return cls(**_FORM.parse(content), wrapper=wrapper)
 
     def to_bytes(self) -> bytes:
         """Return the content of the file."""
-        return encode(
-            {
-                "algorithm": self.algorithm,
-                "bits": self.bits,
-                "ciphertext": encode_bytes(self.ciphertext),
-                "key": self.key_id,
-                "parameters": dict(self.parameters),
-                "provider": self.provider,
-                "version": 1,
-            },
-            end=b"\n",
-        )
+        return _FORM.write(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a new file, atomically. No file is ever replaced.
@@ -316,6 +297,17 @@ def open_wrapper(uri: str) -> KeyWrapper:
         schemes = ", ".join(filter(is_scheme, KEY_SOURCES))
         raise ValueError(f"expected a URI that begins with one of {schemes} and a colon, got another text")
     return _wrapper_class(scheme).from_uri(uri)
+
+
+_FIELDS: Fields = {
+    "provider": checked(lambda name: isinstance(name, str) and is_scheme(name), "a kind of wrapper"),
+    "algorithm": _NAME,
+    "key": ID.of("key_id"),
+    "bits": BITS,
+    "ciphertext": binary(8192),
+    "parameters": mapping(_NAME, _VALUE, 16),
+}
+_FORM = Form(_FIELDS, {"version": 1}, _LIMIT, b"\n")
 
 
 def open_source(text: str) -> WrappedKey:

@@ -111,7 +111,7 @@ FAULTS = [
     ("wrapped.key", "another key may be opened", wrapped.KeyWrapper, "unwrap", into(lambda w, k: Key(w._decrypt(k)))),
     ("wrapped.form", "JSON may have another form", documents, "encode", into(lambda *_, **__: ANY)),
     ("grants.expires", "grants do not end", grants.Grants, "unlock", at_another_time),
-    ("grants.constraints", "the end is not bound", grants.Grants, "_constraints", without("expires")),
+    ("grants.constraints", "the end is not bound", grants, "_constraints", without("expires")),
     ("grants.signature", "signatures are not verified", signing.Verifier, "verify", into(nothing)),
     ("grants.type", "types are not compared", signing, "_find_signer", of_its_own_type),
     ("grants.payload", "JSON may have another form", documents, "encode", into(lambda *_, **__: ANY)),

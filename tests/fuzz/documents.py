@@ -17,7 +17,7 @@ from helpers.foundry import nvidia, snp, tdx
 from helpers.foundry.authority import NOW
 
 from fastrack import AttestationError, FormatError, GrantError, Key, ProviderError, SignatureError, attest
-from fastrack._keys.grants import PAYLOAD_TYPE
+from fastrack._keys.grants import PAYLOAD_TYPE, _constraints
 from fastrack._keys.key_files import public_id
 from fastrack._keys.recipients import PassphraseParameters
 from fastrack._keys.signing import sign_envelope
@@ -146,7 +146,7 @@ class GrantsFiles:
         self._wrapped = {b"@%d@@" % n: entry["ciphertext"].encode() for n, entry in enumerate(document["recipients"])}
         document["issued"] = "2026-06-01T00:00:00Z"
         self._payload = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
-        self._bound = made._constraints()
+        self._bound = _constraints(made)
 
     def seeds(self):
         payload = self._payload
@@ -169,7 +169,7 @@ class GrantsFiles:
         require(not is_envelope, "an envelope without a signature was taken")
         for algorithm in ("MLKEM768_X25519", "P-384"):
             ring = attempt(lambda name=algorithm: grants.unlock(identity(name), now=NOW), GrantError)
-            bound = ring is None or (ring.first == KEY and grants._constraints() == self._bound)
+            bound = ring is None or (ring.first == KEY and _constraints(grants) == self._bound)
             require(bound, "a key came out under other conditions than it was granted under")
         for entry in grants.recipients:
             if (given := entry.parameters) is not None:  # which the derivation takes, or refuses before it begins

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import Key, KeyRing
-from fastrack._keys.grants import PAYLOAD_TYPE
+from fastrack._keys.grants import PAYLOAD_TYPE, _info
 from fastrack._keys.signing import sign_envelope
 from fastrack.errors import ClosedError, FormatError, GrantError, SignatureError, UnknownKeyError
 from fastrack.grants import Grants, Identity, Recipient, Signer
@@ -374,7 +374,7 @@ def test_an_owner_cannot_grant_another_key_than_the_named_one():
     other = Key.generate()
     mixed = copy.copy(ISSUED)
     object.__setattr__(mixed, "recipients", ())
-    entry = ALICE.recipient.encrypt(other.material(), mixed._info())
+    entry = ALICE.recipient.encrypt(other.material(), _info(mixed))
     envelope = forged(lambda payload: payload["recipients"][0].update(ciphertext=base64.b64encode(entry).decode()))
     with pytest.raises(GrantError, match=f"expected key {KEY.id} of 256 bits, got key {other.id}"):
         Grants.from_bytes(envelope, owner=OWNER.verifier).unlock(ALICE)
