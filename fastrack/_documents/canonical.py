@@ -13,8 +13,6 @@ from typing import Any
 
 from fastrack.errors import FormatError
 
-ID = re.compile(r"[0-9a-f]{32}")
-DIGEST = re.compile(r"[0-9a-f]{64}")  # SHA-256
 NUMBER_LIMIT = 2**53  # not every JSON parser keeps larger integers exactly
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 # NaN and infinities are no JSON, though Python's encoder writes them by default.
@@ -66,11 +64,6 @@ def require(holds: object, member: str) -> None:
     """Raise ValueError about a member unless the condition `holds` is true."""
     if not holds:
         raise ValueError(f"member {member!r} has a value out of range")
-
-
-def matches(pattern: re.Pattern[str], value: object) -> bool:
-    """Return True if a value is a text that fully matches a pattern."""
-    return isinstance(value, str) and pattern.fullmatch(value) is not None
 
 
 def is_number(value: object) -> bool:

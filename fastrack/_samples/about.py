@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fastrack._documents import fields
 from fastrack._documents.canonical import parse_strict
 from fastrack._files.reader import SealedFile
 from fastrack._keys.keyring import KeyRing
@@ -62,8 +63,7 @@ class About:
         with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
             members = parse_strict(content.decode("utf-8", "surrogateescape"))
             version = members.pop("version")
-            if members.keys() == {member.name for member in fields(cls)} and type(members["files"]) is list:
-                about = cls(**{**members, "files": tuple((name, count) for name, count in members["files"])})
+            about = cls(**fields.read_members(members, _FIELDS))
         if type(version) is not int or version != 1:
             raise FormatError(f"{path}: expected version 1 of {ABOUT}, got another. Update fastrack")
         if about is None or not about._is_valid():
@@ -71,20 +71,29 @@ class About:
         return about
 
     def _is_valid(self) -> bool:
-        if type(self.types) is not dict or {type(self.complete), type(self.left_out)} != {bool}:
-            return False
         of_files = [count for _, count in self.files]
-        counts: list[Any] = [self.before, self.first, self.samples, self.run, *of_files]
-        ids: list[Any] = [self.data_set, self.shard, self.previous]
-        texts: list[Any] = [*ids, *self.types, *self.types.values(), *(name for name, _ in self.files)]
-        if not all(type(count) is int and count >= 0 for count in counts) or not all(type(t) is str for t in texts):
-            return False
-        if not self.data_set or not self.shard or max(self.before, self.run) > self.first:
-            return False
         with suppress(UnicodeEncodeError):  # of bytes that are no UTF-8, which only names of files may have
-            "".join([*ids, *self.types, *self.types.values()]).encode()
-            return not of_files or sum(of_files) == self.samples
+            "".join([self.data_set, self.shard, self.previous, *self.types, *self.types.values()]).encode()
+            is_whole = not of_files or sum(of_files) == self.samples
+            return is_whole and max(self.before, self.run) <= self.first
         return False
+
+
+def _read_file(value: Any) -> tuple[str, int]:
+    name, count = value
+    return fields.TEXT.read(name), _COUNT.read(count)
+
+
+_COUNT, _GIVEN = fields.integer(0), fields.text(r".+")
+_FIELDS: fields.Fields = {
+    "data_set": _GIVEN,
+    "shard": _GIVEN,
+    "previous": fields.TEXT,
+    **dict.fromkeys(("before", "first", "samples", "run"), _COUNT),
+    **dict.fromkeys(("complete", "left_out"), fields.BOOLEAN),
+    "types": fields.mapping(fields.TEXT, fields.TEXT),
+    "files": fields.list_of(fields.Field(_read_file)),
+}
 
 
 def read_about(file: SealedFile, keys: KeyRing) -> About | None:

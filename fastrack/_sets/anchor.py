@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from fastrack._documents.canonical import DIGEST, ID, decode, encode, is_number, matches, parsing, require
-from fastrack._keys.signing import Verifier
+from fastrack._documents.canonical import parsing, require
+from fastrack._documents.fields import DIGEST, ID, NUMBER, Fields, Form, or_none
+from fastrack._keys.signing import VERIFIER, Verifier
 from fastrack._sealed.contexts import Edition
 from fastrack._sets.entries import SUFFIX, PlainEntry, SealedEntry
 from fastrack._sets.manifest import HISTORY_LIMIT, Manifest, load_manifest
@@ -26,7 +27,8 @@ from fastrack.errors import RollbackError
 
 FOLDER_MANIFEST = f"fastrack{SUFFIX}"
 _LIMIT = 8192  # bytes of an anchor
-_MEMBERS = {"anchor", "digest", "lineage", "owner", "version"}
+_FIELDS: Fields = {"owner": VERIFIER, "lineage": or_none(ID), "version": NUMBER, "digest": or_none(DIGEST)}
+_FORM = Form(_FIELDS, {"anchor": 1}, _LIMIT, b"\n")
 
 
 @public
@@ -134,7 +136,7 @@ class Anchor:
         OSError
             If the file exists or cannot be written.
         """
-        if lineage is not None and not matches(ID, lineage):
+        if lineage is not None and not ID.takes(lineage):
             raise ValueError(f"lineage=: expected 32 hexadecimal digits, got {shown(lineage, 50)}")
         if least_version < 0:
             raise ValueError(f"least_version=: expected 0 or more, got {least_version}")
@@ -346,27 +348,14 @@ class _State:
             raise RollbackError(f"{path}: expected by {anchor} {problem}. Get the newest one from its owner", path=path)
 
     def encode(self) -> bytes:
-        owner = Verifier(self.owner.algorithm, self.owner.public)
-        members = {
-            "anchor": 1,
-            "digest": self.digest,
-            "lineage": self.lineage,
-            "owner": str(owner),
-            "version": self.version,
-        }
-        return encode(members, end=b"\n")
+        return _FORM.write(self)
 
     @classmethod
     def parse(cls, content: bytes, path: Path) -> Self:
         """Return the state in the content of an anchor file, which has one form only."""
         with parsing(f"{path} is not an anchor", "restore it from a copy"):
-            members = decode(content, _MEMBERS, {"anchor": 1}, limit=_LIMIT, end=b"\n")
-            version, lineage, digest = members["version"], members["lineage"], members["digest"]
-            require(is_number(version), "version")
-            require(lineage is None or matches(ID, lineage), "lineage")
-            require(digest is None or (matches(DIGEST, digest) and lineage is not None and version > 0), "digest")
-            state = cls(Verifier.parse(members["owner"], source=str(path)), lineage, version, digest)
-            require(state.encode() == content, "owner")  # without a name
+            state = cls(**_FORM.parse(content))
+            require(state.digest is None or (state.lineage is not None and state.version > 0), "digest")
             return state
 
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from fastrack._documents.canonical import DIGEST, ID, NUMBER_LIMIT, encode, encode_bytes, is_number, matches, require
+from fastrack._documents import fields
+from fastrack._documents.canonical import NUMBER_LIMIT, encode, encode_bytes, require
+from fastrack._documents.fields import Field, Fields
 from fastrack._sealed.contexts import Edition, Kind
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.locations import Location, Url
@@ -30,10 +32,8 @@ _LEFT_OUT = re.compile(rf"\..*|.*({re.escape(SUFFIX)}|{re.escape(PROOF_SUFFIX)}|
 _HEADER_LENGTH = 4 * -(-HEADER_SIZE // 3)  # of its base64, whose last character has two bits that are zero
 _HEADERS = re.compile(rf"(?:[A-Za-z0-9+/]{{{_HEADER_LENGTH - 2}}}[AEIMQUYcgkosw048]=)*")
 _DIGESTS = re.compile(r"(?:[0-9a-f]{64})*")
-_DTYPE = re.compile(r"[A-Z0-9_]{1,16}")
+_DTYPE = fields.text(r"[A-Z0-9_]{1,16}", "a dtype")
 _SHOWN = 32  # hexadecimal digits of a salt in an error
-_SEALED_MEMBERS = {"digests", "file", "key", "kind", "metadata", "origins", "plain", "sealed"}
-_PLAIN_MEMBERS = {"sha256", "size"}
 
 _Tensors = Mapping[str, list[Any]]  # from names to [dtype, shape, header or SHA-256]
 
@@ -81,23 +81,16 @@ class SealedEntry:
     @classmethod
     def parse(cls, members: Mapping[str, Any], manifest: str) -> Self:
         """Return the entry that has these members of a JSON object."""
-        require(members.keys() == _SEALED_MEMBERS, "members of a sealed file")
-        require(matches(ID, members["file"]) and matches(ID, members["key"]), "ids of a file and its key")
-        require(members["kind"] in {"tensor", "checkpoint", "folder", "index"}, "kind")
-        require(matches(DIGEST, members["metadata"]), "metadata")
-        sealed, plain, origins, digests = (members[name] for name in ("sealed", "plain", "origins", "digests"))
-        _check_tensors(sealed, _HEADERS, _HEADER_LENGTH, "sealed")
-        _check_tensors(plain, _DIGESTS, 64, "plain")
-        require(not sealed.keys() & plain.keys(), "names of sealed and of plain tensors")
-        require(origins.keys() <= sealed.keys() and all(matches(ID, origin) for origin in origins.values()), "origins")
-        require(members["file"] not in origins.values(), "origins")
-        require(digests.keys() in (set(), sealed.keys()), "digests")
-        require(all(matches(DIGEST, digest) for digest in digests.values()), "digests")
-        return cls(**members, manifest=manifest)
+        entry = cls(**fields.read_members(members, _SEALED), manifest=manifest)
+        sealed, origins = entry.sealed.keys(), entry.origins
+        require(not sealed & entry.plain.keys(), "names of sealed and of plain tensors")
+        require(origins.keys() <= sealed and entry.file not in origins.values(), "origins")
+        require(entry.digests.keys() in (set(), sealed), "digests")
+        return entry
 
     def members(self) -> dict[str, Any]:
         """Return the members of the JSON object that `parse` reads."""
-        return {name: getattr(self, name) for name in _SEALED_MEMBERS}
+        return fields.write_members(self, _SEALED)
 
     def check(self, file: SealedFile) -> None:
         """Compare an open file with this description. Contents of plain tensors are compared when they are read.
@@ -193,14 +186,11 @@ class PlainEntry:
     @classmethod
     def parse(cls, members: Mapping[str, Any], manifest: str) -> Self:
         """Return the entry that has these members of a JSON object."""
-        require(members.keys() == _PLAIN_MEMBERS, "members of a file")
-        require(is_number(members["size"]), "size")
-        require(matches(DIGEST, members["sha256"]), "sha256")
-        return cls(**members, manifest=manifest)
+        return cls(**fields.read_members(members, _PLAIN), manifest=manifest)
 
     def members(self) -> dict[str, Any]:
         """Return the members of the JSON object that `parse` reads."""
-        return {"sha256": self.sha256, "size": self.size}
+        return fields.write_members(self, _PLAIN)
 
     def check(self, path: Path) -> None:
         """Raise `AuthenticationError` if a file has other content."""
@@ -272,16 +262,30 @@ def _describe_plain(dtype: str, shape: tuple[int, ...], content: Bytes) -> list[
     return [dtype, list(shape), sha256_of(content)]
 
 
-def _check_tensors(tensors: Any, form: re.Pattern[str], size: int, member: str) -> None:
+def _read_tensors(tensors: Any, form: re.Pattern[str], size: int, member: str) -> _Tensors:
     """Check the dtypes, shapes and pins (headers or digests) of tensors, in bulk because there may be many."""
     "".join(tensors).encode()  # refuses lone surrogates
     require({(type(entry), len(entry)) for entry in tensors.values()} <= {(list, 3)}, member)
     if tensors:
         found_dtypes, shapes, pins = zip(*tensors.values(), strict=True)
-        require(all(matches(_DTYPE, dtype) for dtype in set(found_dtypes)), member)
+        require(all(_DTYPE.takes(dtype) for dtype in set(found_dtypes)), member)
         require({len(pin) for pin in pins} == {size}, member)
         require(form.fullmatch("".join(pins)), member)
         require({type(shape) for shape in shapes} == {list}, member)
         extents = [extent for shape in shapes for extent in shape]
         require({type(extent) for extent in extents} <= {int}, member)
         require(all(0 <= extent < NUMBER_LIMIT for extent in set(extents)), member)
+    return dict(tensors)
+
+
+_SEALED: Fields = {
+    "file": fields.ID,
+    "key": fields.ID,
+    "kind": fields.one_of("tensor", "checkpoint", "folder", "index"),
+    "metadata": fields.DIGEST,
+    "sealed": Field(lambda tensors: _read_tensors(tensors, _HEADERS, _HEADER_LENGTH, "sealed")),
+    "plain": Field(lambda tensors: _read_tensors(tensors, _DIGESTS, 64, "plain")),
+    "origins": fields.mapping(fields.TEXT, fields.ID),
+    "digests": fields.mapping(fields.TEXT, fields.DIGEST),
+}
+_PLAIN: Fields = {"sha256": fields.DIGEST, "size": fields.NUMBER}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -11,20 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fastrack._documents.canonical import (
-    DIGEST,
-    ID,
-    decode,
-    decode_time,
-    encode,
-    encode_time,
-    is_number,
-    matches,
-    parsing,
-    require,
-)
+from fastrack._documents.canonical import NUMBER_LIMIT, parsing, require
+from fastrack._documents.fields import DIGEST, ID, TIME, Field, Form, integer, list_of
 from fastrack._files.reader import SealedFile
-from fastrack._keys.signing import Signer, Verifier, open_envelope, sign_envelope
+from fastrack._keys.signing import Signer, Verifier, open_canonical, sign_envelope
 from fastrack._sets.entries import Entry, PlainEntry, SealedEntry, sha256_of, walk
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_regular
@@ -32,17 +21,9 @@ from fastrack.errors import FormatError, RollbackError
 
 PAYLOAD_TYPE = "application/vnd.fastrack.manifest.v1+json"
 HISTORY_LIMIT = 1024
-_FORMAT = 1
 _LIMIT = 64 << 20  # bytes of a manifest: some 200,000 tensors
 _NAME_LIMIT = 1024  # characters in the name of a file
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\\\ud800-\udfff]|\A/|(?:\A|/)\.{0,2}(?:/|\Z)")  # lone surrogates, empty names
-# The one form of an envelope with one signature. Parsed by `json` it is no larger than the file.
-_HEAD = b'{"payload":"'
-_TAIL = re.compile(
-    rb'","payloadType":"[A-Za-z0-9./+-]{1,100}",'
-    rb'"signatures":\[\{"keyid":"(?P<id>[0-9a-f]{32})","sig":"(?P<sig>[A-Za-z0-9+/]{1,8000}={0,2})"\}\]\}\n'
-)
-_MEMBERS = {"files", "format", "history", "issued", "lineage", "version"}
 
 
 @public
@@ -96,14 +77,11 @@ class Manifest:
         cls, content: bytes, *, owner: Verifier | Iterable[Verifier], source: str = "the manifest"
     ) -> Manifest:
         """Read the content of a manifest. Raises the errors of `load_manifest`."""
-        end = content.find(b'"', len(_HEAD))
-        tail = _TAIL.fullmatch(content, end)
-        if not content.startswith(_HEAD) or tail is None or len(content) > _LIMIT:
-            raise _not_a_manifest(source)
-        payload, signer = open_envelope(content, PAYLOAD_TYPE, owner, source=source)
-        is_canonical = _is_canonical(content[len(_HEAD) : end]) and _is_canonical(tail["sig"])
-        if not is_canonical or tail["id"].decode() != signer.id:
-            raise _not_a_manifest(source)
+        if len(content) > _LIMIT:
+            raise FormatError(
+                f"{source}: expected a signed manifest of at most {_LIMIT} bytes, got more. Get it again from its owner"
+            )
+        payload, _ = open_canonical(content, PAYLOAD_TYPE, owner, source=source)
         return cls(**_parse(payload, source), digest=sha256_of(payload), envelope=content)
 
     @property
@@ -226,31 +204,12 @@ def sign_manifest(
     version: int = 1,
 ) -> bytes:
     """Return a signed manifest of these files. `publish` gives it its lineage, history and version."""
-    payload = encode(
-        {
-            "files": {name: entry.members() for name, entry in files.items()},
-            "format": _FORMAT,
-            "history": list(history),
-            "issued": encode_time(datetime.now(UTC)),
-            "lineage": os.urandom(16).hex() if lineage is None else lineage,
-            "version": version,
-        }
-    )
+    lineage = os.urandom(16).hex() if lineage is None else lineage
+    payload = _FORM.write(Manifest(lineage, version, datetime.now(UTC), files, history, "", b""))
     envelope = sign_envelope(payload, PAYLOAD_TYPE, [signer])
     if len(envelope) > _LIMIT:
         raise FormatError(f"signing a manifest failed: expected at most {_LIMIT} bytes, got {len(envelope)}")
     return envelope
-
-
-def _not_a_manifest(source: str) -> FormatError:
-    return FormatError(
-        f"{source}: expected a signed manifest of at most {_LIMIT} bytes, got another file. Get it again from its owner"
-    )
-
-
-def _is_canonical(text: bytes) -> bool:
-    """Return True if valid base64 is canonical: without escapes, and with zeros for unused bits."""
-    return b"\\" not in text and base64.b64encode(base64.b64decode(text[-4:])) == text[-4:]
 
 
 # Parsing. The owner has signed the payload, but the owner's program may have been faulty.
@@ -259,20 +218,23 @@ def _is_canonical(text: bytes) -> bool:
 def _parse(payload: bytes, source: str) -> dict[str, Any]:
     """Return the fields of `Manifest` in a payload, which must be in canonical form."""
     with parsing(f"{source} is not a manifest", "get it again from its owner"):
-        document = decode(payload, _MEMBERS, {"format": _FORMAT})
-        version, history = document["version"], document["history"]
-        require(is_number(version) and version > 0, "version")
-        require(type(history) is list and len(history) == min(version - 1, HISTORY_LIMIT), "history")
-        require(all(matches(DIGEST, digest) for digest in history), "history")
-        require(matches(ID, document["lineage"]), "lineage")
+        values = _FORM.parse(payload)
+        version, files = values["version"], values["files"]
+        require(len(values["history"]) == min(version - 1, HISTORY_LIMIT), "history")
         label = f"version {version} of {source}"
-        return {
-            "lineage": document["lineage"],
-            "version": version,
-            "issued": decode_time(document["issued"]),
-            "files": {name: parse_entry(name, members, label) for name, members in document["files"].items()},
-            "history": tuple(history),
-        }
+        return values | {"files": {name: parse_entry(name, members, label) for name, members in files.items()}}
+
+
+_FORM = Form(
+    {
+        "version": integer(1, NUMBER_LIMIT - 1),
+        "history": list_of(DIGEST, HISTORY_LIMIT),
+        "lineage": ID,
+        "issued": TIME,
+        "files": Field(lambda files: files, lambda files: {name: entry.members() for name, entry in files.items()}),
+    },
+    {"format": 1},
+)
 
 
 def parse_entry(name: str, members: Mapping[str, Any], manifest: str) -> Entry:
