@@ -101,7 +101,7 @@ class ExtendedCommand(Command):
 
     @property
     def is_absent(self) -> bool:
-        """Whether no part of the command is installed."""
+        """True if no part of the command is installed."""
         return not self.added and not extension.is_installed()
 
     def whole(self) -> Any:

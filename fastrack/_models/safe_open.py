@@ -127,7 +127,7 @@ def load_tensors(
 
 
 class Source(NamedTuple):
-    """What a reader reads: a file, the tensors of it that are asked for by their names, and what opens these.
+    """A sealed file that a reader reads, the tensors of it that are asked for by their names, and what opens these.
 
     Attributes
     ----------
