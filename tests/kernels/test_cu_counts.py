@@ -30,7 +30,7 @@ def changes(measure, found):
 @pytest.mark.parametrize(
     "kernel",
     [
-        pytest.param(each, marks=[pytest.mark.nightly] * (each == "open_256" or each.endswith("128")))
+        pytest.param(each, marks=[pytest.mark.nightly] * (each in {"open_256", "seal_256"} or each.endswith("128")))
         for each in counts.COUNTED
     ],
 )
