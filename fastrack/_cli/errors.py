@@ -6,7 +6,7 @@ import functools
 import os
 import re
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, get_args
 
@@ -70,6 +70,13 @@ def refuse_values(option: str) -> Iterator[None]:
         if type(error) is not ValueError:
             raise
         raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def refuse_options(given: Mapping[str, object], reason: str) -> None:
+    """Refuse options that do not apply to the files of a command line."""
+    wrong = [option for option, value in given.items() if value]
+    if wrong:
+        raise typer.BadParameter(reason, param_hint=", ".join(wrong))
 
 
 def path(given: str | Path) -> Path:

@@ -31,6 +31,11 @@ def is_installed() -> bool:
     return True
 
 
+def is_absent(command: str) -> bool:
+    """Return True for a command of the distribution alone, which is not installed."""
+    return COMMANDS.get(command) == "" and not is_installed()
+
+
 def require() -> None:
     """Raise an error unless the distribution is installed, in the version of fastrack-io."""
     _find()

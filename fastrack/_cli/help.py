@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from fastrack._cli.console import print_lines
+from fastrack._cli.options import RULE
 from fastrack._cli.program import describe, lay_out, missing_command, whole
-from fastrack._cli.run import RULE
 
 TOPICS = {
     "keys": """\

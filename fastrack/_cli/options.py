@@ -9,6 +9,11 @@ KEY_HELP = (
     "A key file or a folder of them; - for standard input; fd:N; SCHEME:REST for a key provider. If absent, as "
     "FASTRACK_KEY_FILE says."
 )
+RULE = (
+    "A TARGET that ends in .safetensors, or is -, takes one SOURCE; any other is a folder, in which each file gets "
+    "its own name with .safetensors behind it. A SOURCE that is a folder is sealed as one, like a model, into a new "
+    "folder; with -r its files are sealed one by one."
+)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, also on failure.")]
 JsonLines = Annotated[
     bool, typer.Option("--json", help="Print one JSON document, also on failure; of several files, one on each line.")

@@ -99,11 +99,6 @@ class ExtendedCommand(Command):
         """The options that it adds. Where there are none it adds the whole command."""
         return extension.COMMANDS[str(self.name)].split()
 
-    @property
-    def is_absent(self) -> bool:
-        """True if no part of the command is installed."""
-        return not self.added and not extension.is_installed()
-
     def whole(self) -> Any:
         """Return the command as it is installed. Raise an error if no part of it is."""
         if self.added and not extension.is_installed():
@@ -149,7 +144,12 @@ class Program(TyperGroup):
         """Return the command of a command line. The error for an unknown one names the one that was meant."""
         if self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing and not args[0].startswith("-"):
             ctx.fail(missing_command(args[0], list(self.commands), ctx.command_path))
-        return super().resolve_command(ctx, args)
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, None if name is None else self.commands[name], rest
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands."""
+        return list(self.commands)
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command line. Print an error of usage as one line, and exit with the status of the command."""
@@ -190,13 +190,10 @@ def describe(command: Any, path: str) -> str:
 def _describe_all(program: Any) -> str:
     """Return the help of the program, which fits a terminal of 24 rows: a line for each command, by topic."""
     # One line of 24, as the commands take the others, and no heading over the first topic.
-    lines, topic = ["Usage: fastrack [--version | --help] COMMAND ..., to move sealed tensors"], "Every day"
-    for name, member in program.commands.items():
-        if getattr(member, "is_absent", False):
-            continue
-        lines += [] if member.rich_help_panel == topic else [f"{member.rich_help_panel}:"]
-        topic = member.rich_help_panel
-        lines.append(f"  {name}  {member.short_help}")
+    lines = ["Usage: fastrack [--version | --help] COMMAND ..., to move sealed tensors"]
+    for topic, commands in program.topics.items():
+        lines += [f"{topic}:"] if len(lines) > 1 else []
+        lines += [f"  {name}  {text}" for name, text in commands.items() if not extension.is_absent(name)]
     return lay_out("\n".join(lines))
 
 

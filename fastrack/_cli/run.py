@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import typer
 from rich.table import Table
@@ -18,22 +18,17 @@ from rich.table import Table
 from fastrack._cli.console import clean, format_rate, pluralize, print_lines, progress_bar, speed, taken_back
 from fastrack._cli.errors import Terminated, error_document, message_of, name_source, show_errors
 from fastrack._cli.files import as_location, check_directory, is_sealed_folder, is_stream, load_engine
+from fastrack._samples.data_set import is_data_set
+from fastrack._sets.anchor import Anchor
+from fastrack._sets.folder_writer import require_inside
 from fastrack._util.key_text import refuse_key_text
 from fastrack._util.locations import Url
 from fastrack._util.shown import format_size
 from fastrack._util.trial import foreseeing
 from fastrack.errors import FastrackError
 
-if TYPE_CHECKING:
-    from fastrack._sets.anchor import Anchor
-
 SUFFIX = ".safetensors"
 ONE = "expected one source and the path of one target, got several or a folder"  # for `refuse_options`
-RULE = (
-    "A TARGET that ends in .safetensors, or is -, takes one SOURCE; any other is a folder, in which each file gets "
-    "its own name with .safetensors behind it. A SOURCE that is a folder is sealed as one, like a model, into a new "
-    "folder; with -r its files are sealed one by one."
-)
 NO_FOLDER = "expected none with a folder"
 NEW_FOLDER = "expected none, as no folder is replaced. Name a new folder as TARGET"
 A_MODEL = "expected the folder of a model as SOURCE, and no --recursive"
@@ -66,8 +61,6 @@ class Job:
     @property
     def is_data_set(self) -> bool:
         """True for a folder of shards that `import` made."""
-        from fastrack._samples.data_set import is_data_set
-
         return is_data_set(self.source)
 
 
@@ -171,7 +164,7 @@ def expand(
     many: bool,
     recursive: bool,
     suffix: str = "",
-    anchor: "Anchor | None" = None,
+    anchor: Anchor | None = None,
     inside: bool = False,
 ) -> Jobs:
     """Return a job for each file that paths and globs name, and with `recursive` for each file of a folder.
@@ -180,8 +173,6 @@ def expand(
     anchor, files of its set that a folder lacks get one too. A sealed folder is one job, as its files belong together.
     Files in `target` are left out unless they are named. With `inside`, links that lead out of a folder are refused.
     """
-    from fastrack._sets.folder_writer import require_inside
-
     if not many:
         return Jobs((Job(paths[0], Path(paths[0].name)),))
     if any(map(is_stream, paths)):
@@ -346,13 +337,6 @@ def _fold(reports: Sequence[Report], member: str | None) -> Iterator[str]:
         yield from shown
         if shown is not messages:
             yield f"... and {len(messages) - len(shown):,} more like these, which --json names"
-
-
-def refuse_options(given: Mapping[str, object], reason: str) -> None:
-    """Refuse options that do not apply to the files of a command line."""
-    wrong = [option for option, value in given.items() if value]
-    if wrong:
-        raise typer.BadParameter(reason, param_hint=", ".join(wrong))
 
 
 def _check_targets(jobs: Iterable[Job], target: Path) -> None:

@@ -6,16 +6,17 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import typer
 
 from fastrack._cli.files import as_location, is_stream
+from fastrack._files.reader import SealedFile
+from fastrack._sealed.file_header import parse_header
+from fastrack._sealed.storage import HEADER_LIMIT, HEADER_PREFIX
+from fastrack._sets.anchor import Anchor
+from fastrack._sets.load_file import load_file
 from fastrack.errors import FastrackError, FormatError
-
-if TYPE_CHECKING:
-    from fastrack._files.reader import SealedFile
-    from fastrack._sets.anchor import Anchor
 
 _NAME = "standard input"
 
@@ -40,12 +41,8 @@ def standard_output() -> IO[bytes]:
 
 
 @contextmanager
-def open_sealed(
-    path: Path, *, file_id: str | None = None, anchor: "Anchor | Path | None" = None
-) -> "Iterator[SealedFile]":
+def open_sealed(path: Path, *, file_id: str | None = None, anchor: Anchor | Path | None = None) -> Iterator[SealedFile]:
     """Open a sealed file. Standard input is first copied into an unnamed file, still sealed."""
-    from fastrack._sets.load_file import load_file
-
     if not is_stream(path):
         with load_file(as_location(path), file_id=file_id, anchor=anchor) as file:
             yield file
@@ -70,9 +67,6 @@ def open_sealed(
 
 def _read_sealed_header(stream: IO[bytes]) -> bytes:
     """Return the header of a sealed file. Refuse any other file: plaintext is not copied to a disk."""
-    from fastrack._sealed.file_header import parse_header
-    from fastrack._sealed.storage import HEADER_LIMIT, HEADER_PREFIX
-
     prefix = stream.read(HEADER_PREFIX)
     head = prefix + stream.read(min(int.from_bytes(prefix, "little"), HEADER_LIMIT))
     metadata, _ = parse_header(head, None, Path(_NAME))

@@ -23,7 +23,7 @@ from helpers.foundry.authority import NOW
 from helpers.foundry.machine import Machine, policy, roots
 
 from fastrack import FastrackError, Key, attest
-from fastrack._cli.commands import attest as module
+from fastrack._cli.attest import exchange as module
 from fastrack._devices.nvml import Confidential, Gpu, Graphics
 from fastrack.grants import Signer
 
@@ -174,7 +174,7 @@ def test_it_is_said_what_is_waited_for_and_where_the_key_is(cli, folder):
 
 def test_what_is_to_be_set_on_a_gpu_before_its_first_process_is_said(cli, monkeypatch):
     gpus = Graphics(gpus=(Gpu("H100", 0, persists=False),), confidential=Confidential(enabled=True, ready=False))
-    monkeypatch.setattr("fastrack._devices.nvml.read_graphics", lambda: gpus)
+    monkeypatch.setattr(module, "read_graphics", lambda: gpus)
     said = cli("attest collect challenge").stderr.splitlines()  # for a pipe too: what is attested ends with the session
     assert [line.partition(":")[0] for line in said] == ["ready", "persistence"]
     assert [said[0].endswith("nvidia-smi conf-compute -srs 1"), said[1].endswith("nvidia-smi -pm 1")] == [True, True]

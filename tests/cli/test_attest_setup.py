@@ -12,8 +12,8 @@ from helpers.foundry.machine import Machine, roots
 from helpers.vendor_services import VendorServices
 
 from fastrack import attest
-from fastrack._cli.commands import attest as module
-from fastrack._cli.commands import collateral
+from fastrack._cli.attest import exchange as module
+from fastrack._cli.attest import fetch, policy
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def service(monkeypatch):
 
     monkeypatch.setattr(attest, "collect_evidence", collect)
     monkeypatch.setattr("fastrack.attest._exchange.VENDOR_ROOTS", roots())
-    for one in (module, collateral):
+    for one in (module, fetch, policy):
         monkeypatch.setattr(one, "read_clock", lambda: NOW)
     with VendorServices(machine).running() as running:
         yield running

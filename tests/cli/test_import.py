@@ -214,7 +214,7 @@ def test_a_failure_says_how_far_it_came_and_the_command_that_goes_on(cli, key, f
         (folder / "some data" / f"{name}.txt").write_text(f"{name}\n" * 2000)
     (folder / "some data" / "c.txt").write_bytes(b"\0\n")
     options = f"--skip-existing --append {key}"
-    monkeypatch.setattr("fastrack._cli.commands.importing._MIB", 1 << 10)
+    monkeypatch.setattr("fastrack._cli.commands.import_._MIB", 1 << 10)
     error = cli.error(f"import 'some data' ds --shard-size 4 {key}")
     assert re.search(r"c.txt, line 1: .*\nnote: ds has \d{4} samples now; stopped in c.txt, file 3 of 3\n", error)
     command = f"fastrack import 'some data' ds {key} --shard-size 4 --resume"

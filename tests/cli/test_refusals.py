@@ -5,11 +5,11 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from helpers.every_command import every_command
 from helpers.processes import largest_file
 from helpers.tampering import tamper_file
 
 from fastrack import Key, SealedFile, load_file
-from fastrack._cli.app import app
 from fastrack.format import chunk_offset
 
 each_writer = pytest.mark.parametrize(
@@ -275,8 +275,7 @@ def test_another_file_in_place_of_a_key_is_told_as_such_whatever_its_mode(cli, f
 def test_a_file_that_cannot_be_read_is_no_bad_usage(cli, sealed, monkeypatch):
     monkeypatch.setattr("os.access", lambda *_: False)  # typer asks, and root is never told no
     cli(f"inspect {sealed}")
-    commands = [info.callback for info in app.registered_commands]
-    commands += [info.callback for group in app.registered_groups for info in group.typer_instance.registered_commands]
+    commands = [command.callback for command in every_command().values()]
     annotations = [one for command in commands for one in command.__annotations__.values()]
     parameters = [info for one in annotations for info in getattr(one, "__metadata__", ())]
     assert len(parameters) > 90

@@ -121,8 +121,8 @@ def machine(patch):
     made = Machine("tdx", 1)
     patch.setattr(attest, "collect_evidence", lambda binding, **_: made.collect(binding))
     patch.setattr("fastrack.attest._exchange.VENDOR_ROOTS", roots())
-    for module in ("attest", "collateral"):
-        patch.setattr(f"fastrack._cli.commands.{module}.read_clock", lambda: NOW)
+    for module in ("exchange", "fetch", "policy"):
+        patch.setattr(f"fastrack._cli.attest.{module}.read_clock", lambda: NOW)
     if find_spec("uvicorn"):
         patch.setattr("fastrack._service.server.serve", lambda *_, **__: None)
     return made

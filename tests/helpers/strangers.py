@@ -19,7 +19,7 @@ import numpy as np
 
 import fastrack
 from fastrack import attest, tour
-from fastrack._cli.commands.attest import _describe_document
+from fastrack._cli.attest.exchange import _describe_document
 from fastrack._files.plain_tensor import PlainTensor
 from fastrack._files.writer import write_sealed
 from fastrack._keys.keyring import KeyRing

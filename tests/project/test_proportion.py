@@ -29,7 +29,7 @@ PARSER = re.compile(
 )
 CALL = re.compile(rf"(?<![\w.])({PARSER.pattern})\(")
 OWN = {
-    "_cli/commands/collateral.py": "a policy, which its owner writes",
+    "_cli/attest/policy.py": "a policy, which its owner writes",
     "_crypto/native/__init__.py": "the native extension",
     "_devices/cuda/nvrtc.py": "kernels of the wheel",
     "_keys/wrapped.py": "a key file of one's own, of at most 64 KiB",

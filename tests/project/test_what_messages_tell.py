@@ -286,7 +286,7 @@ def test_no_command_repeats_a_secret(name, monkeypatch):
         machine = Machine("tdx", 0)
         monkeypatch.setattr(attest, "collect_evidence", lambda binding, **_: machine.collect(binding))
         monkeypatch.setattr("fastrack.attest._exchange.VENDOR_ROOTS", roots())
-        monkeypatch.setattr("fastrack._cli.commands.attest.read_clock", lambda: NOW)
+        monkeypatch.setattr("fastrack._cli.attest.exchange.read_clock", lambda: NOW)
         for made in ("attest challenge challenge", "attest collect challenge offer"):
             assert invoke(made.split()).exit_code == 0
     for kind in ("hex", "key=hex", "/hex", "URL", "URL with a slash"):

@@ -8,13 +8,17 @@ from typing import Annotated
 
 import typer
 
-from fastrack._cli.commands.attest import Collateral, FileIds, Period, UnderPolicy, load_collateral
+from fastrack._cli.attest.exchange import Collateral, FileIds, Period, UnderPolicy, load_collateral
 from fastrack._cli.commands.grant import load_signer
 from fastrack._cli.console import clean, new_table, pluralize, print_json, stdout
 from fastrack._cli.documents import parse_period
-from fastrack._cli.errors import handle_errors
 from fastrack._cli.files import open_ring
 from fastrack._cli.options import Json, KeyFiles
+from fastrack._service.limits import RateLimit
+from fastrack.attest import Policy
+from fastrack.attest._broker.ledger import Ledger, read_log
+from fastrack.attest._broker.service import Broker, Settings
+from fastrack.attest._device_collateral import check_folder
 from fastrack.errors import FastrackError
 
 Database = Annotated[Path, typer.Option("--database", metavar="DATABASE", help="The broker's database, in SQLite.")]
@@ -62,11 +66,6 @@ def serve(
             f"starting the broker failed: expected starlette and uvicorn, got {error}. "
             "Run: pip install 'fastrack-io[broker]'"
         ) from None
-    from fastrack._service.limits import RateLimit
-    from fastrack.attest import Policy
-    from fastrack.attest._broker.ledger import Ledger
-    from fastrack.attest._broker.service import Broker, Settings
-    from fastrack.attest._device_collateral import check_folder
 
     given = load_collateral(collateral)
     if isinstance(given, Path):
@@ -118,8 +117,6 @@ def log(
     as_json: Json = False,
 ) -> None:
     """Verify the log of a broker, and show its last entries."""
-    from fastrack.attest._broker.ledger import read_log
-
     try:
         expected_head = None if head is None else bytes.fromhex(head)
     except ValueError:
@@ -144,4 +141,4 @@ def log(
 
 
 for _command in (serve, log):
-    app.command()(handle_errors(_command))
+    app.command()(_command)

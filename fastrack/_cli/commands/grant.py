@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import Annotated, Self
 
 import typer
 
@@ -16,14 +16,14 @@ from fastrack._cli.console import clean, pluralize, remove, tell
 from fastrack._cli.errors import refuse_values
 from fastrack._cli.files import check_directory, check_sealed, check_target, open_ring
 from fastrack._cli.options import Json, Silent
+from fastrack._keys.grants import NO_ID, ids_of, read_unverified
+from fastrack._keys.keyring import KeyRing
+from fastrack._keys.keys import Key
+from fastrack._keys.signing import read_unverified_payload
 from fastrack._util.atomic import new_file
 from fastrack._util.rights import open_own
 from fastrack.errors import FormatError, RollbackError
-
-if TYPE_CHECKING:
-    from fastrack._keys.keyring import KeyRing
-    from fastrack._keys.keys import Key
-    from fastrack.grants import Grants, Recipient, Signer
+from fastrack.grants import Grants, Identity, Recipient, Signer, Verifier
 
 To = Annotated[
     list[Path] | None, typer.Option("--to", metavar="PUBLIC", help="The public file of a recipient; may be repeated.")
@@ -74,8 +74,6 @@ def grant(
     as_json: Json = False,
 ) -> None:
     """Wrap a key for recipients, in a signed file beside the data, which stays as it is."""
-    from fastrack.grants import Grants, Verifier
-
     path, notes = Path(source), list[str]()
     if not source.endswith(".grants"):
         if drop:
@@ -92,8 +90,6 @@ def grant(
     elif owner is not None:
         grants = Grants.load(path, owner=Verifier.load(owner))
     else:
-        from fastrack._keys.grants import read_unverified
-
         _report(read_unverified(path), path, as_json, quiet, verified=False)
         return
     _report(grants, path, as_json, quiet, notes=notes)
@@ -103,8 +99,8 @@ def grant(
 class Grantees:
     """The recipients of a new key, under which a file is sealed, and the path of its grants."""
 
-    recipients: list["Recipient"]
-    signer: "Signer"
+    recipients: list[Recipient]
+    signer: Signer
     path: Path
 
     @classmethod
@@ -114,10 +110,8 @@ class Grantees:
         check_target(path, force=force)
         return cls(load_recipients(to), load_signer(sign), path)
 
-    def grant(self, key: "Key", file_ids: list[str], target: Path) -> None:
+    def grant(self, key: Key, file_ids: list[str], target: Path) -> None:
         """Grant the key for the sealed files of a target, and wipe it. A target that cannot be granted is removed."""
-        from fastrack.grants import Grants
-
         try:
             Grants.issue(key, self.recipients, signer=self.signer, files=file_ids).save(self.path)
         except BaseException:
@@ -127,10 +121,8 @@ class Grantees:
             key.wipe()
 
 
-def load_recipients(paths: list[Path] | None) -> list["Recipient"]:
+def load_recipients(paths: list[Path] | None) -> list[Recipient]:
     """Return the public keys in these files."""
-    from fastrack.grants import Recipient
-
     return [Recipient.load(path) for path in paths or ()]
 
 
@@ -143,9 +135,7 @@ def _issue(
     files: list[Path] | None,
     expires: str | None,
     least_version: int,
-) -> "Grants":
-    from fastrack.grants import Grants
-
+) -> Grants:
     if not to and not passphrase:
         reason = "expected a recipient, got none; name a public file, or use --passphrase"
         raise typer.BadParameter(reason, param_hint="--to")
@@ -176,10 +166,7 @@ def _change(
     passphrase: bool,
     key: str | None,
     identity: Path | None,
-) -> "Grants":
-    from fastrack._keys.grants import NO_ID, ids_of
-    from fastrack.grants import Grants, Identity
-
+) -> Grants:
     signer = load_signer(sign)
     grants = Grants.load(source, owner=signer.verifier)
     replaced = Replaced.load(Path(f"{sign}.replaced"))
@@ -222,10 +209,8 @@ class Replaced:
         with open_own(path) as file:
             return cls(path, tuple(file.read().decode().split()))
 
-    def require_newest(self, grants: "Grants", source: Path) -> str:
+    def require_newest(self, grants: Grants, source: Path) -> str:
         """Refuse replaced grants, which would look newer once signed again. Return the hash of current ones."""
-        from fastrack._keys.signing import read_unverified_payload
-
         digest = sha256(read_unverified_payload(grants.envelope)).hexdigest()  # an envelope has several forms
         if digest in self.digests:
             raise RollbackError(
@@ -241,7 +226,7 @@ class Replaced:
 
 
 def _report(
-    grants: "Grants", path: Path, as_json: bool, quiet: bool, *, verified: bool = True, notes: Sequence[str] = ()
+    grants: Grants, path: Path, as_json: bool, quiet: bool, *, verified: bool = True, notes: Sequence[str] = ()
 ) -> None:
     entries = [{"name": entry.name, "id": entry.id, "algorithm": entry.algorithm} for entry in grants.recipients]
     end = None if grants.expires is None else grants.expires.isoformat()
@@ -286,7 +271,7 @@ def _data_sets(paths: Sequence[Path] | None) -> list[Path]:
     return [path for path in paths or () if is_data_set(path)]
 
 
-def _file_ids(path: Path, ring: "KeyRing") -> list[str]:
+def _file_ids(path: Path, ring: KeyRing) -> list[str]:
     """Return the id of a sealed file, or the ids of all shards of a data set, authenticated."""
     from fastrack._samples.stored import read_data_set
     from fastrack._sealed.message_headers import authenticate_headers
@@ -307,10 +292,8 @@ def _file_ids(path: Path, ring: "KeyRing") -> list[str]:
         return [sealed.file_id]
 
 
-def load_signer(path: Path | None) -> "Signer":
+def load_signer(path: Path | None) -> Signer:
     """Return the signing key of an option ``--sign``."""
-    from fastrack.grants import Signer
-
     if path is None:
         reason = "expected the owner's signing key, got none; `fastrack keygen owner.signer --signer` makes one"
         raise typer.BadParameter(reason, param_hint="--sign")

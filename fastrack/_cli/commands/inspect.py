@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -18,12 +18,14 @@ from fastrack._cli.files import as_location, is_sealed_folder
 from fastrack._cli.options import JsonLines, Recursive
 from fastrack._cli.run import Job, Report
 from fastrack._cli.streams import open_sealed
+from fastrack._files.reader import SealedFile
+from fastrack._samples.blocks import RECORDS, columns_of
+from fastrack._samples.data_set import is_data_set, read_headers
+from fastrack._samples.stored import SHARD
+from fastrack._sets.folder import INDEX
 from fastrack._util.shown import format_size
 from fastrack.errors import FormatError
 from fastrack.format import chunk_count
-
-if TYPE_CHECKING:
-    from fastrack._files.reader import SealedFile
 
 
 def inspect(
@@ -39,8 +41,6 @@ def inspect(
     as_json: JsonLines = False,
 ) -> None:
     """Show the contents of files, without a key and unauthenticated; `verify` authenticates."""
-    from fastrack._samples.data_set import is_data_set
-
     many = not runner.is_one(paths, recursive=recursive)
     if not many and paths[0].is_dir() and not is_sealed_folder(paths[0]) and not is_data_set(paths[0]):
         raise IsADirectoryError(errno.EISDIR, runner.A_FOLDER, str(paths[0]))
@@ -128,8 +128,6 @@ def _report(path: Path) -> Report:
 
 def _report_folder(path: Path) -> Report:
     """Return the files of a sealed folder, and the ids in its index, which is not decrypted."""
-    from fastrack._sets.folder import INDEX
-
     with open_sealed(path / INDEX) as index:
         if index.kind != "folder":
             raise FormatError(f"{path / INDEX}: expected the index of a sealed folder, got another file")
@@ -162,8 +160,6 @@ def _report_folder(path: Path) -> Report:
 
 def _report_data_set(path: Path) -> Report:
     """Return the shards of a data set, and the columns that all of them have."""
-    from fastrack._samples.data_set import read_headers
-
     data = read_headers(path)
     table = new_table("column", "dtype", "shape", "plain", right=("plain",))
     columns: list[dict[str, Any]] = []
@@ -233,11 +229,8 @@ def read_contents(path: Path) -> Contents:
         )
 
 
-def _samples_of(path: Path, file: "SealedFile") -> tuple[int | None, tuple[str, ...] | None]:
+def _samples_of(path: Path, file: SealedFile) -> tuple[int | None, tuple[str, ...] | None]:
     """Return the number of samples and the columns of a file of a `DatasetWriter`; None for any other file."""
-    from fastrack._samples.blocks import RECORDS, columns_of
-    from fastrack._samples.stored import SHARD
-
     if file.kind == "tensor" and (SHARD.fullmatch(path.name) or any(name.endswith(RECORDS) for name in file)):
         with contextlib.suppress(FormatError):
             count, columns = columns_of([tensor.context for tensor in file.values()], path)

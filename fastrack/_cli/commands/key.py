@@ -9,7 +9,11 @@ from fastrack._cli.console import clean, new_table, note, print_json, print_line
 from fastrack._cli.errors import error_document, name_source, refuse_values, show_errors
 from fastrack._cli.files import open_ring
 from fastrack._cli.options import Json, Silent
+from fastrack._keys.keys import Key, key_file_id
+from fastrack._util.atomic import new_file
+from fastrack._util.regular_file import open_regular
 from fastrack.errors import FastrackError, FormatError
+from fastrack.grants import Identity, Recipient, Signer, Verifier
 
 _BEGINNING = 15  # bytes that tell the kinds of files apart, and hold nothing of a key
 _FEW = 3  # files that are no keys and each have a line, at most
@@ -115,15 +119,11 @@ def _describe(source: str) -> list[dict[str, Any]]:
 
 
 def _is_key(path: Path) -> bool:
-    from fastrack._keys.keys import key_file_id
-
     is_named = path.suffix in {".grants", ".wrapped"} and path.is_file()
     return is_named or _kind_of(path) is not None or key_file_id(path) is not None
 
 
 def _kind_of(path: Path) -> str | None:
-    from fastrack._util.regular_file import open_regular
-
     if not path.is_file():
         return None
     with open_regular(path) as file:
@@ -133,8 +133,6 @@ def _kind_of(path: Path) -> str | None:
 
 def _change(sources: list[str], *, is_wanted: bool, as_json: bool) -> str:
     """Write a key under a new passphrase, in the place of the old one or into KEY.wrapped; or without, into KEY."""
-    from fastrack._keys.keys import Key
-    from fastrack._util.atomic import new_file
     from fastrack.providers import Passphrase, WrappedKey
     from fastrack.providers._passphrase import new_passphrase
 
@@ -163,8 +161,6 @@ def _change(sources: list[str], *, is_wanted: bool, as_json: bool) -> str:
 
 def _describe_pair(path: Path, kind: str) -> tuple[str, str, None]:
     """Return the id and the kind of a public or a secret file of a recipient, or else of an owner."""
-    from fastrack.grants import Identity, Recipient, Signer, Verifier
-
     public: Recipient | Verifier
     try:
         public = Recipient.load(path) if kind == "public" else Identity.load(path).recipient

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fastrack._cli.console import clean, taken_back, tell
-from fastrack._cli.errors import file_path, refuse_values
+from fastrack._cli.errors import file_path, refuse_options, refuse_values
 from fastrack._cli.files import KEPT, check_directory, check_new
 from fastrack._cli.options import Algorithm, Bits, Json, Silent
-from fastrack._cli.run import refuse_options
+from fastrack._keys.keys import Key
 
 if TYPE_CHECKING:
     from fastrack.providers import KeyWrapper
@@ -50,8 +50,6 @@ def keygen(
     as_json: Json = False,
 ) -> None:
     """Make a key, in a file that only you may read; or a key pair."""
-    from fastrack._keys.keys import Key
-
     check_directory(path)
     if passphrase:
         refuse_options({"--wrap": wrap}, "expected none beside --passphrase")

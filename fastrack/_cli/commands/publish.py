@@ -1,18 +1,18 @@
-"""``fastrack publish`` and ``fastrack anchor``: sign a set of files, and remember the newest version of one."""
+"""``fastrack publish``: sign a set of files."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fastrack._cli.commands.grant import Sign, load_signer
 from fastrack._cli.console import clean, pluralize, tell
-from fastrack._cli.errors import file_path, refuse_values
+from fastrack._cli.errors import refuse_values
 from fastrack._cli.files import check_directory
 from fastrack._cli.options import AnchorFile, Json, Silent
-
-if TYPE_CHECKING:
-    from fastrack._sets.manifest import Manifest
+from fastrack._sets.anchor import manifest_path
+from fastrack._sets.manifest import Manifest
+from fastrack._sets.publish import publish as publish_files
 
 
 def publish(
@@ -36,9 +36,6 @@ def publish(
     as_json: Json = False,
 ) -> None:
     """Sign a manifest of files: the next version, if there is one already."""
-    from fastrack._sets.anchor import manifest_path
-    from fastrack._sets.publish import publish as publish_files
-
     signer = load_signer(sign)
     if out is None and len(paths) != 1:
         raise typer.BadParameter(f"expected the manifest of {len(paths)} paths, got none", param_hint="--out")
@@ -49,54 +46,7 @@ def publish(
     report(manifest, target, as_json=as_json, quiet=quiet, log_entry=manifest.log_entry.decode())
 
 
-def anchor(
-    path: Annotated[Path, typer.Argument(parser=file_path, metavar="ANCHOR", help="The anchor file.")],
-    *,
-    owner: Annotated[
-        Path | None, typer.Option(metavar="PUBLIC", help="Make the anchor, of the owner with this public file.")
-    ] = None,
-    lineage: Annotated[
-        str | None, typer.Option(metavar="ID", help="The id of the set. If absent, that of the first manifest.")
-    ] = None,
-    least_version: Annotated[int, typer.Option(min=0, help="The least version that is accepted.")] = 0,
-    quiet: Silent = False,
-    as_json: Json = False,
-) -> None:
-    """Make an anchor, which remembers the newest version of a set that was seen; or show one."""
-    from fastrack._sets.anchor import Anchor
-    from fastrack.grants import Verifier
-
-    if owner is not None:
-        check_directory(path)
-        try:
-            made = Anchor.create(path, owner=Verifier.load(owner), lineage=lineage, least_version=least_version)
-        except ValueError as error:
-            if type(error) is not ValueError:
-                raise
-            raise typer.BadParameter(str(error), param_hint="--lineage") from None
-    elif lineage is not None or least_version:
-        raise typer.BadParameter("expected the owner's public file, to make an anchor, got none", param_hint="--owner")
-    else:
-        made = Anchor(path)
-    seen = "no manifest yet, and then version" if made.digest is None else "version"
-    lines = [
-        f"{clean(str(made.path))}: {seen} {made.version} or later",
-        f"owner: {made.owner.id}",
-        f"lineage: {made.lineage or 'that of the first manifest'}",
-    ]
-    tell(
-        lines,
-        as_json=as_json,
-        quiet=quiet,
-        path=str(made.path),
-        owner=made.owner.id,
-        lineage=made.lineage,
-        version=made.version,
-        digest=made.digest,
-    )
-
-
-def report(manifest: "Manifest", path: Path, *, as_json: bool, quiet: bool = False, **more: Any) -> None:
+def report(manifest: Manifest, path: Path, *, as_json: bool, quiet: bool = False, **more: Any) -> None:
     """Print a manifest."""
     lines = [
         f"{clean(str(path))}: version {manifest.version} of {pluralize(len(manifest.files), 'file')}",

@@ -2,11 +2,12 @@
 
 import errno
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fastrack._cli.console import clean, pluralize
+from fastrack._cli.errors import refuse_options
 from fastrack._cli.files import (
     as_location,
     check_new,
@@ -17,12 +18,14 @@ from fastrack._cli.files import (
     open_ring,
 )
 from fastrack._cli.options import KEY_HELP, DryRun, Force, Json, KeyFiles, Silent
-from fastrack._cli.run import NEW_FOLDER, NO_FOLDER, Job, Meter, Report, beginning_again, expand, refuse_options, run
+from fastrack._cli.run import NEW_FOLDER, NO_FOLDER, Job, Meter, Report, beginning_again, expand, run
+from fastrack._files.rekey import rekey_file
+from fastrack._keys.keyring import KeyRing
+from fastrack._keys.keys import Key
+from fastrack._samples.data_set import is_data_set, read_headers, rekey_data_set, warning_of
+from fastrack._samples.stored import read_data_set
+from fastrack._sets.load_file import load_file
 from fastrack._util.shown import format_size, list_names
-
-if TYPE_CHECKING:
-    from fastrack._keys.keyring import KeyRing
-    from fastrack._keys.keys import Key
 
 
 def rekey(
@@ -47,10 +50,6 @@ def rekey(
 
     Grants of the old key do not open the result.
     """
-    from fastrack._files.rekey import rekey_file
-    from fastrack._samples.data_set import is_data_set
-    from fastrack._sets.load_file import load_file
-
     jobs = expand([source], many=False, recursive=False)
     if is_data_set(source):
         refuse_options({"--plain": plain}, NO_FOLDER)
@@ -109,11 +108,8 @@ def rekey(
     run(jobs, work, "rekeying", as_json=as_json, quiet=quiet, is_dry=dry_run)
 
 
-def _rekey_data_set(job: Job, target: Path, ring: "KeyRing", owner: "Key", meter: Meter) -> Report:
+def _rekey_data_set(job: Job, target: Path, ring: KeyRing, owner: Key, meter: Meter) -> Report:
     """Seal all shards of a data set anew, into a new folder."""
-    from fastrack._samples.data_set import read_headers, rekey_data_set, warning_of
-    from fastrack._samples.stored import read_data_set
-
     headers = read_headers(job.source)
     with headers.open(headers.shards[0]) as file:
         check_sealed(file, ring)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Literal
+from typing import IO, Annotated, Literal
 
 import typer
 
@@ -13,7 +13,7 @@ from fastrack._cli import run as runner
 from fastrack._cli.commands.grant import Grantees, Sign, To
 from fastrack._cli.commands.inspect import Contents, ListedTensor, read_contents
 from fastrack._cli.console import clean, pluralize
-from fastrack._cli.errors import refuse_values
+from fastrack._cli.errors import refuse_options, refuse_values
 from fastrack._cli.files import (
     as_location,
     check_new,
@@ -24,16 +24,23 @@ from fastrack._cli.files import (
     match_names,
     open_ring,
 )
-from fastrack._cli.options import DryRun, Force, JsonLines, KeyFile, Out, Quiet, Recursive, SkipExisting
-from fastrack._cli.run import RULE, Job, Meter, Report, refuse_options
+from fastrack._cli.options import RULE, DryRun, Force, JsonLines, KeyFile, Out, Quiet, Recursive, SkipExisting
+from fastrack._cli.run import Job, Meter, Report
 from fastrack._cli.streams import require_files, require_one_stream, standard_output
+from fastrack._files.importers import open_plain
+from fastrack._files.reader import SealedFile
+from fastrack._files.seal_file import name_tensor
+from fastrack._files.streams import seal_stream
+from fastrack._keys.keyring import KeyRing
+from fastrack._keys.keys import Key, key_file_id
+from fastrack._sealed.message_headers import authenticate_headers
+from fastrack._sets.entries import walk
+from fastrack._sets.folder import load_folder
+from fastrack._sets.folder_writer import files_to_seal, plain_files, seal_folder
 from fastrack._util.atomic import made_parents
 from fastrack._util.locations import Url
 from fastrack._util.shown import format_size
 from fastrack.errors import FormatError, UnknownKeyError
-
-if TYPE_CHECKING:
-    from fastrack._keys.keys import Key
 
 
 def seal(
@@ -87,8 +94,6 @@ def seal(
 
     With --to, under a new key that goes to the recipients alone, in TARGET.grants.
     """
-    from fastrack._keys.keys import Key
-
     given, target = runner.split_target(paths, out)
     sources = runner.matches(given)
     source = sources[0]
@@ -147,8 +152,6 @@ def _refuse_together(key_and_recipients: object, format_of_file: object, force_a
 
 def _are_many(sources: Sequence[Path], target: Path, *, recursive: bool, whole: bool) -> bool:
     """Return True if the target is a folder for files: by its name, not by what is there, nor how many sources are."""
-    from fastrack._keys.keys import key_file_id
-
     name = str(target).partition("?")[0] if isinstance(as_location(target), Url) else str(target)
     is_file = is_stream(target) or name.lower().endswith(runner.SUFFIX)
     if not is_file and len(sources) == 1 and is_stream(sources[0]):
@@ -188,7 +191,7 @@ def _target_of(job: Job, folder: Path) -> Path:
 class _Sealer:
     """The key and the options for sealing files."""
 
-    owner: "Key"
+    owner: Key
     grantees: Grantees | None
     plain: Sequence[str]
     name: str | None
@@ -219,10 +222,6 @@ class _Sealer:
 
     def _require_own(self, target: Path) -> None:
         """Refuse a target that is left as it is, but is no file that was sealed under this key."""
-        from fastrack._files.reader import SealedFile
-        from fastrack._keys.keyring import KeyRing
-        from fastrack._sealed.message_headers import authenticate_headers
-
         expected = f"{target}: expected a file sealed under {self.owner.id}, to leave it as it is, got"
         try:
             with SealedFile(target) as file:
@@ -237,8 +236,6 @@ class _Sealer:
 
     def seal(self, source: Path, target: Path | IO[bytes], meter: Meter) -> Report | None:
         """Seal a file or standard input. Return no report if the sealed file is on standard output."""
-        from fastrack._files.streams import seal_stream
-
         total = 0 if is_stream(source) else check_source(source)
         if self.name is None and not source.name.isprintable() and _is_no_text(source.name):
             advice = "rename the file, or name its tensor with --name"
@@ -272,9 +269,6 @@ class _Sealer:
 
     def _foresee(self, source: Path, plain: Sequence[str], size: int) -> Contents:
         """Return what a dry run would write."""
-        from fastrack._files.importers import open_plain
-        from fastrack._files.seal_file import name_tensor
-
         with open_plain(source) as (tensors, metadata):
             listed = tuple(
                 ListedTensor(name, tensor.dtype, tensor.shape, name not in plain, tensor.nbytes, 0, 0)
@@ -285,10 +279,6 @@ class _Sealer:
 
     def seal_folder(self, source: Path, target: Path, meter: Meter) -> Report:
         """Seal a folder into a new one."""
-        from fastrack._sets.entries import walk
-        from fastrack._sets.folder import load_folder
-        from fastrack._sets.folder_writer import files_to_seal, plain_files, seal_folder
-
         total, place = sum(path.stat().st_size for path in walk(source).values()), as_location(target)
         with meter.run(total) as progress, refuse_values("--plain"):
             seal_folder(
@@ -403,7 +393,6 @@ class _Sealer:
         if is_stream(source):
             reason = "expected a file, as what is left in plain has to be aligned"
             raise typer.BadParameter(reason, param_hint="--plain")
-        from fastrack._files.importers import open_plain
 
         with open_plain(source) as (tensors, _):
             present = list(tensors) if self.name is None else [self.name]

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import IO, Annotated
 
 import typer
 
 from fastrack._cli import run as runner
 from fastrack._cli.console import clean, pluralize
+from fastrack._cli.errors import refuse_options
 from fastrack._cli.files import (
     as_location,
     check_expected,
@@ -35,17 +36,24 @@ from fastrack._cli.options import (
     Recursive,
     SkipUnchecked,
 )
-from fastrack._cli.run import Job, Meter, Report, refuse_options
+from fastrack._cli.run import Job, Meter, Report
 from fastrack._cli.streams import open_sealed, require_files, require_one_stream, standard_output
+from fastrack._files.reader import SealedFile
+from fastrack._files.streams import unseal_to_stream
+from fastrack._files.unseal_file import unseal_file
+from fastrack._keys.keyring import KeyRing
+from fastrack._samples.data_set import is_data_set, read_headers, warning_of
+from fastrack._samples.export import export_samples
+from fastrack._samples.stored import SHARD, read_data_set
+from fastrack._samples.table_files import FORMS
+from fastrack._sets.anchor import Anchor
+from fastrack._sets.folder import load_folder
+from fastrack._sets.folder_writer import unseal_folder
+from fastrack._sets.load_file import resolve_anchor
 from fastrack._util.atomic import made_parents
 from fastrack._util.locations import require_local
 from fastrack._util.shown import format_size
 from fastrack.errors import FormatError
-
-if TYPE_CHECKING:
-    from fastrack._files.reader import SealedFile
-    from fastrack._keys.keyring import KeyRing
-    from fastrack._sets.anchor import Anchor
 
 
 def unseal(
@@ -94,9 +102,6 @@ def unseal(
 
     Tensors of --plain and --allow-plain are copied unchecked.
     """
-    from fastrack._samples.data_set import is_data_set
-    from fastrack._sets.load_file import resolve_anchor
-
     given, target = runner.split_target(paths, out)
     sources = runner.matches(given)
     source = sources[0]
@@ -153,8 +158,6 @@ def _refuse_together(force_and_skip: object, columns_of_others: object) -> None:
 
 def _check_folder(source: Path, target: Path, *, force: bool) -> None:
     """Refuse a folder that is not sealed, or a target that it cannot have."""
-    from fastrack._samples.data_set import is_data_set
-
     if is_data_set(source):
         _require_target(target, force=force)
     elif is_sealed_folder(source):
@@ -185,13 +188,13 @@ def _are_many(sources: Sequence[Path], target: Path, *, recursive: bool, whole: 
 class _Opener:
     """The keys and the options for opening files."""
 
-    ring: "KeyRing"
+    ring: KeyRing
     tensors: Sequence[str]
     plain: Sequence[str]
     allow_plain: bool
     expect: Sequence[str] | None
     file_id: str | None
-    anchor: "Anchor | None"
+    anchor: Anchor | None
     force: bool
     skip_existing: bool
 
@@ -200,9 +203,6 @@ class _Opener:
 
         With `into`, the content of the file determines the name of the target.
         """
-        from fastrack._files.streams import unseal_to_stream
-        from fastrack._files.unseal_file import unseal_file
-
         with open_sealed(source, file_id=self.file_id, anchor=self.anchor) as file:
             check_sealed(file, self.ring)
             check_expected(file, self.expect)
@@ -254,9 +254,6 @@ class _Opener:
 
     def unseal_folder(self, source: Path, target: Path, meter: Meter) -> Report:
         """Decrypt a sealed folder into a new one."""
-        from fastrack._sets.folder import load_folder
-        from fastrack._sets.folder_writer import unseal_folder
-
         folder = load_folder(source, self.ring, anchor=self.anchor)
         with meter.run(folder.nbytes) as progress:
             unseal_folder(folder, target, self.ring, progress=progress)
@@ -277,10 +274,6 @@ class _Opener:
 
     def export(self, source: Path, target: Path, columns: list[str] | None, meter: Meter) -> Report:
         """Decrypt a data set into a table, text or a folder."""
-        from fastrack._samples.data_set import read_headers, warning_of
-        from fastrack._samples.export import export_samples
-        from fastrack._samples.stored import read_data_set
-
         headers = read_headers(source)
         with headers.open(headers.shards[0]) as file:
             check_sealed(file, self.ring)
@@ -330,7 +323,7 @@ class _Opener:
             plaintext=[target],
         )
 
-    def _choose(self, file: "SealedFile") -> tuple[list[str], list[str]]:
+    def _choose(self, file: SealedFile) -> tuple[list[str], list[str]]:
         """Return the names of the tensors to write, and of unencrypted tensors that may be copied."""
         names, unknown = match_names(self.tensors, file.names)
         plain, missing = match_names(self.plain, file.names)
@@ -342,8 +335,6 @@ class _Opener:
 
 def _require_target(target: Path, *, force: bool) -> None:
     """Refuse a target that a data set cannot have, or that is there."""
-    from fastrack._samples.table_files import FORMS
-
     suffix = target.suffix.lower()
     if is_stream(target) or (suffix and suffix not in FORMS):
         raise typer.BadParameter(
@@ -360,10 +351,6 @@ def _require_target(target: Path, *, force: bool) -> None:
 
 def _refuse_shard(source: Path, target: Path) -> None:
     """Refuse a single shard for a table: its data set is what becomes one."""
-    from fastrack._samples.data_set import is_data_set
-    from fastrack._samples.stored import SHARD
-    from fastrack._samples.table_files import FORMS
-
     if target.suffix.lower() in FORMS and SHARD.fullmatch(source.name) and is_data_set(source.parent):
         raise typer.BadParameter(
             f"expected the folder of a data set, got one of its shards, {source}. Unseal the folder {source.parent}",
@@ -371,7 +358,7 @@ def _refuse_shard(source: Path, target: Path) -> None:
         )
 
 
-def _plain_path(path: Path, file: "SealedFile") -> Path:
+def _plain_path(path: Path, file: SealedFile) -> Path:
     """Return the path without the suffix that `seal` added to the name of a file of another format, if it did."""
     name = path.name.removesuffix(runner.SUFFIX)
     suffix = Path(name).suffix.lower()
@@ -381,6 +368,6 @@ def _plain_path(path: Path, file: "SealedFile") -> Path:
     return path.with_name(name) if suffix in {".npy", ".npz"} or is_bytes else path
 
 
-def _size_of(file: "SealedFile", name: str) -> int:
+def _size_of(file: SealedFile, name: str) -> int:
     stored = file.describe(name)
     return stored.stop - stored.start

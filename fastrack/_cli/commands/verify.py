@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -10,20 +10,21 @@ from rich.table import Table
 from fastrack._cli import run as runner
 from fastrack._cli.commands.publish import report as show_manifest
 from fastrack._cli.console import clean, format_rate, new_table, pluralize
+from fastrack._cli.errors import refuse_options
 from fastrack._cli.files import as_location, check_expected, check_sealed, is_sealed_folder, open_ring
 from fastrack._cli.options import AnchorFile, Expect, FileId, JsonLines, KeyFiles, Quiet, Recursive
-from fastrack._cli.run import Job, Meter, Report, refuse_options
+from fastrack._cli.run import Job, Meter, Report
 from fastrack._cli.streams import open_sealed, require_one_stream
+from fastrack._files.reader import SealedFile, TensorCheck, check_file
+from fastrack._keys.keyring import KeyRing
+from fastrack._samples.about import About, read_about
+from fastrack._samples.data_set import is_data_set, read_headers
+from fastrack._samples.stored import read_data_set
+from fastrack._sets.anchor import Anchor
+from fastrack._sets.folder import FileCheck, SealedFolder, load_folder
+from fastrack._sets.load_file import resolve_anchor
 from fastrack._util.shown import format_size
 from fastrack.errors import AuthenticationError, FormatError
-
-if TYPE_CHECKING:
-    from fastrack._files.reader import SealedFile, TensorCheck
-    from fastrack._keys.keyring import KeyRing
-    from fastrack._samples.about import About
-    from fastrack._sets.anchor import Anchor
-    from fastrack._sets.folder import FileCheck, SealedFolder
-
 
 _LIMIT = "not checked: whether later imports were removed from the end; --anchor checks that"
 
@@ -50,9 +51,6 @@ def verify(
 
     Writes nothing but the anchor.
     """
-    from fastrack._samples.data_set import is_data_set
-    from fastrack._sets.load_file import resolve_anchor
-
     anchored = resolve_anchor(anchor)
     require_one_stream(*paths, *(key or ()))
     path, many = paths[0], not runner.is_one(paths, recursive=recursive)
@@ -93,7 +91,7 @@ def _summarize(reports: Sequence[Report]) -> str:
     return line
 
 
-def _verify_set(path: Path, anchor: "Anchor | None", *, key: object, as_json: bool) -> None:
+def _verify_set(path: Path, anchor: Anchor | None, *, key: object, as_json: bool) -> None:
     if anchor is None:
         raise typer.BadParameter(
             "expected a file, a sealed folder, or an anchor to compare this folder with its manifest, got a folder "
@@ -110,16 +108,14 @@ def _verify_set(path: Path, anchor: "Anchor | None", *, key: object, as_json: bo
 
 def verify_contents(
     path: Path,
-    ring: "KeyRing",
+    ring: KeyRing,
     meter: Meter,
     *,
     expect: Sequence[str] | None = None,
     file_id: str | None = None,
-    anchor: "Anchor | None" = None,
+    anchor: Anchor | None = None,
 ) -> Report:
     """Return the report on a file, which is opened once."""
-    from fastrack._files.reader import check_file
-
     with open_sealed(path, file_id=file_id, anchor=anchor) as file:
         check_sealed(file, ring)
         check_expected(file, expect)
@@ -152,10 +148,8 @@ def verify_contents(
     )
 
 
-def _verify_folder(path: Path, ring: "KeyRing", meter: Meter, anchor: "Anchor | None") -> Report:
+def _verify_folder(path: Path, ring: KeyRing, meter: Meter, anchor: Anchor | None) -> Report:
     """Return the report on all files of a sealed folder."""
-    from fastrack._sets.folder import load_folder
-
     folder = load_folder(path, ring, anchor=anchor)
     with meter.run(folder.nbytes) as progress:
         checks = folder.check(ring, progress=progress)
@@ -175,13 +169,9 @@ def _verify_folder(path: Path, ring: "KeyRing", meter: Meter, anchor: "Anchor | 
 
 
 def _verify_data_set(
-    path: Path, ring: "KeyRing", meter: Meter, expect: Sequence[str] | None, anchor: "Anchor | None"
+    path: Path, ring: KeyRing, meter: Meter, expect: Sequence[str] | None, anchor: Anchor | None
 ) -> Report:
     """Return the report on all shards of a data set: each of their chunks, and that each is in its place."""
-    from fastrack._files.reader import check_file
-    from fastrack._samples.about import read_about
-    from fastrack._samples.data_set import read_headers
-
     data = read_headers(path, anchor)
     for name in expect or ():
         if name not in data.columns:
@@ -239,11 +229,9 @@ def _verify_data_set(
 
 
 def _require_places(
-    path: Path, ring: "KeyRing", said: "list[About | None]", *, anchored: bool
+    path: Path, ring: KeyRing, said: list[About | None], *, anchored: bool
 ) -> tuple[bool | None, str, FormatError | None]:
     """Return whether a data set is complete, None if not all shards tell; the words for that; and what is wrong."""
-    from fastrack._samples.stored import read_data_set
-
     data = read_data_set(path, ring)
     if [about if about.data_set else None for _, about in data.shards] != said:
         raise FormatError(f"{path} changed while it was read. Verify it again")
@@ -272,18 +260,18 @@ def _unfinished(path: Path, samples: int) -> FormatError:
     )
 
 
-def _state(check: "TensorCheck | FileCheck") -> str:
+def _state(check: TensorCheck | FileCheck) -> str:
     return "ok" if check.error is None else "FAILED"
 
 
-def _message(check: "TensorCheck | FileCheck") -> str | None:
+def _message(check: TensorCheck | FileCheck) -> str | None:
     return None if check.error is None else str(check.error)
 
 
 def _report(
     path: Path,
-    opened: "SealedFile | SealedFolder",
-    checks: "Sequence[TensorCheck | FileCheck]",
+    opened: SealedFile | SealedFolder,
+    checks: Sequence[TensorCheck | FileCheck],
     meter: Meter,
     members: dict[str, Any],
     table: Table,

@@ -2,7 +2,6 @@
 
 import typer
 
-from fastrack._cli.errors import handle_errors
 from fastrack._cli.tours.desks import hold, key, own
 from fastrack._cli.tours.plan import plan
 from fastrack._cli.tours.run import run
@@ -11,4 +10,4 @@ from fastrack._cli.tours.verify import verify
 app = typer.Typer(no_args_is_help=True, help="Train one model on the data of several holders in turn.")
 
 for _command in (plan, own, hold, run, verify, key):
-    app.command()(handle_errors(_command))
+    app.command()(_command)

@@ -1,11 +1,12 @@
 """``fastrack tour own``, ``hold`` and ``key``: the desks of the owner of a model and of a holder of data."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from fastrack._cli.commands.attest import Collateral, UnderPolicy, load_collateral, read_clock
+from fastrack import load_file, tour
+from fastrack._cli.attest.exchange import Collateral, UnderPolicy, load_collateral, read_clock
 from fastrack._cli.commands.broker import (
     Certificate,
     Host,
@@ -21,11 +22,12 @@ from fastrack._cli.errors import refuse_values
 from fastrack._cli.files import KEPT, check_new, check_sealed, open_ring
 from fastrack._cli.options import Json, KeyFile, KeyFiles
 from fastrack._cli.tours.options import OwnerKey, Source, list_shards, load_chain
+from fastrack._keys.keyring import KeyRing
+from fastrack.attest import _exchange
+from fastrack.attest._device_collateral import check_folder
 from fastrack.errors import FormatError
-
-if TYPE_CHECKING:
-    from fastrack._keys.keyring import KeyRing
-    from fastrack.tour import Terms
+from fastrack.grants import Verifier
+from fastrack.tour import HolderDesk, OwnerDesk, Terms, TourLedger, model_key
 
 Database = Annotated[
     Path, typer.Option("--database", metavar="DATABASE", help="The desk's database, in SQLite, of this tour alone.")
@@ -58,13 +60,11 @@ def own(
 
     It grants the model's key to each visit, and delegates the signing of the next version.
     """
-    from fastrack.tour import OwnerDesk, TourLedger, serve
-
     tls = _check(certificate, private_key, client_ca, host, insecure=insecure_loopback)
     terms, ledger, mine = _read_terms(policy, collateral), TourLedger(database), load_signer(signer)
     plan = load_chain(source, mine.verifier).plan
     desk = OwnerDesk(plan, open_ring(key).first, terms=terms, signer=mine, ledger=ledger)
-    serve(desk, host=host, port=port, insecure_loopback=insecure_loopback, rate=rate, burst=burst, **tls)
+    tour.serve(desk, host=host, port=port, insecure_loopback=insecure_loopback, rate=rate, burst=burst, **tls)
 
 
 def hold(
@@ -97,9 +97,6 @@ def hold(
 
     It grants the keys of the data to visits at the holder's turns, and keeps their receipts.
     """
-    from fastrack.grants import Verifier
-    from fastrack.tour import HolderDesk, TourLedger, serve
-
     tls = _check(certificate, private_key, client_ca, host, insecure=insecure_loopback)
     plan = load_chain(source, Verifier.load(owner), plan_digest).plan
     ring, mine = open_ring(key), load_signer(signer)
@@ -107,7 +104,7 @@ def hold(
     terms, keys = _read_terms(policy, collateral), list(ring) or [ring.first]
     with refuse_values("--signer or --data"):
         desk = HolderDesk(plan, keys, files=files, terms=terms, signer=mine, ledger=TourLedger(database))
-    serve(desk, host=host, port=port, insecure_loopback=insecure_loopback, rate=rate, burst=burst, **tls)
+    tour.serve(desk, host=host, port=port, insecure_loopback=insecure_loopback, rate=rate, burst=burst, **tls)
 
 
 def key(
@@ -119,9 +116,6 @@ def key(
     as_json: Json = False,
 ) -> None:
     """Write the key of the model in a folder of a tour, for its owner."""
-    from fastrack.grants import Verifier
-    from fastrack.tour import model_key
-
     check_new(target, KEPT)
     made = model_key(load_chain(source, Verifier.load(owner)), open_ring(key).first)
     key_id = made.id
@@ -141,21 +135,15 @@ def _check(
     return {"certificate": certificate, "private_key": private_key, "ca": client_ca}
 
 
-def _read_terms(policy: Path, collateral: Path | None) -> "Terms":
-    from fastrack.attest._device_collateral import check_folder
-    from fastrack.attest._exchange import VENDOR_ROOTS
-    from fastrack.tour import Terms
-
+def _read_terms(policy: Path, collateral: Path | None) -> Terms:
     given = load_collateral(collateral)
     if isinstance(given, Path):
         check_folder(given)
-    return Terms.from_toml(policy, collateral=given, roots=VENDOR_ROOTS, clock=read_clock)
+    return Terms.from_toml(policy, collateral=given, roots=_exchange.VENDOR_ROOTS, clock=read_clock)
 
 
-def _read_ids(data: list[Path], ring: "KeyRing") -> list[str]:
+def _read_ids(data: list[Path], ring: KeyRing) -> list[str]:
     """Return the ids of sealed files. Refuse a file with anything in plain, and one that no key opens."""
-    from fastrack import load_file
-
     ids = []
     for path in list_shards(data):
         with load_file(path) as file:

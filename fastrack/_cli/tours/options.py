@@ -3,16 +3,15 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError, RollbackError
-
-if TYPE_CHECKING:
-    from fastrack.grants import Verifier
-    from fastrack.tour import Chain
+from fastrack.grants import Verifier
+from fastrack.tour import Chain
+from fastrack.tour._folder import CHAIN
 
 Source = Annotated[Path, typer.Argument(metavar="CHAIN", help="The chain of the tour, or a model folder of it.")]
 OwnerKey = Annotated[Path, typer.Option("--owner", metavar="PUBLIC", help="The public file of the model's owner.")]
@@ -23,11 +22,8 @@ PlanDigest = Annotated[
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-def load_chain(source: Path, owner: "Verifier", digest: str | None = None) -> "Chain":
+def load_chain(source: Path, owner: Verifier, digest: str | None = None) -> Chain:
     """Read and verify a chain, in a file or in a model folder. Raise `RollbackError` if it is one of another plan."""
-    from fastrack.tour import Chain
-    from fastrack.tour._folder import CHAIN
-
     if digest is not None and not _DIGEST.fullmatch(digest):
         raise typer.BadParameter(
             f"expected 64 hexadecimal digits, got {shown(digest)}; `fastrack tour plan` prints them",

@@ -3,11 +3,12 @@
 import re
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from fastrack._cli.commands.attest import Period, read_clock
+from fastrack import tour
+from fastrack._cli.attest.exchange import Period, read_clock
 from fastrack._cli.commands.broker import Signer
 from fastrack._cli.commands.grant import load_signer
 from fastrack._cli.console import clean, pluralize, tell
@@ -15,9 +16,7 @@ from fastrack._cli.documents import parse_period
 from fastrack._cli.files import check_new, check_source
 from fastrack._cli.options import Json
 from fastrack._util.shown import shown
-
-if TYPE_CHECKING:
-    from fastrack.grants import Verifier
+from fastrack.grants import Verifier
 
 _LONGEST = timedelta(days=366)
 _NAME = re.compile(r"[\w.-]+")
@@ -43,8 +42,6 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Sign the plan of a tour, and write the model folder that its first visit begins with."""
-    from fastrack import tour
-
     check_source(model)
     check_new(out)
     holders = dict(_read_holder(text) for text in holder)
@@ -79,16 +76,14 @@ def plan(
     )
 
 
-def _read_holder(text: str) -> tuple[str, "Verifier"]:
-    from fastrack.grants import Verifier
-
+def _read_holder(text: str) -> tuple[str, Verifier]:
     name, _, path = text.partition("=")
     if not _NAME.fullmatch(name) or not path:
         raise typer.BadParameter(f"expected NAME=PUBLIC, got {shown(text)}", param_hint="--holder")
     return name, Verifier.load(path)
 
 
-def _read_order(text: str, holders: dict[str, "Verifier"]) -> list[str]:
+def _read_order(text: str, holders: dict[str, Verifier]) -> list[str]:
     names = text.split(",")
     if set(names) != set(holders):
         raise typer.BadParameter(

@@ -7,11 +7,12 @@ to the next.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from fastrack._cli.commands.attest import read_clock
+from fastrack import attest, tour
+from fastrack._cli.attest.exchange import read_clock
 from fastrack._cli.console import clean, note, pluralize, tell
 from fastrack._cli.errors import refuse_values
 from fastrack._cli.options import Json, Silent
@@ -20,10 +21,9 @@ from fastrack._documents.fields import TEXT, Field, checked, list_of, record
 from fastrack._documents.toml import Table
 from fastrack._util.rights import open_own
 from fastrack.errors import FormatError, RollbackError
-
-if TYPE_CHECKING:
-    from fastrack.grants import Verifier
-    from fastrack.tour import Chain, Plan, RemoteDesk
+from fastrack.grants import Verifier
+from fastrack.tour import Chain, Plan, RemoteDesk
+from fastrack.tour._folder import CHAIN, Folder
 
 _LIMIT = 1 << 20  # bytes of a configuration
 
@@ -35,25 +35,21 @@ class _Config:
     folder: Path
     values: Mapping[str, Any]
 
-    def owner(self) -> "Verifier":
-        from fastrack.grants import Verifier
-
+    def owner(self) -> Verifier:
         return Verifier.load(self.values["owner_key"])
 
-    def desk(self, url: str) -> "RemoteDesk":
-        from fastrack.tour import RemoteDesk
-
+    def desk(self, url: str) -> RemoteDesk:
         names = ("certificate", "private_key", "ca", "timeout")
         with refuse_values("--config"):
             return RemoteDesk(url, **{name: self.values[name] for name in names if name in self.values})
 
-    def holder_desk(self, name: str) -> "RemoteDesk":
+    def holder_desk(self, name: str) -> RemoteDesk:
         return self.desk(self.values["holders"][name]["desk"])
 
     def data(self, name: str) -> list[Path]:
         return list_shards([self.folder / path for path in self.values["holders"][name]["data"]])
 
-    def require(self, plan: "Plan") -> None:
+    def require(self, plan: Plan) -> None:
         """Raise `FormatError` unless all holders of a plan are in it."""
         for name in plan.holders:
             if name not in self.values["holders"]:
@@ -74,9 +70,6 @@ def run(
 
     What is in OUT is not made again: a run that was interrupted goes on with the next visit.
     """
-    from fastrack import tour
-    from fastrack.tour._folder import Folder
-
     given = _read_config(config)
     owner = given.owner()
     first = _load(source, owner)
@@ -109,9 +102,7 @@ def run(
     tell(lines, as_json=as_json, path=str(final), visits=len(chain.visits), plan=chain.plan.digest, head=chain.head)
 
 
-def _visit(given: _Config, folder: Path, target: Path, before: "Chain") -> None:
-    from fastrack import attest, tour
-
+def _visit(given: _Config, folder: Path, target: Path, before: Chain) -> None:
     name = before.plan.holder(len(before.visits))
     tour.visit(
         folder,
@@ -127,7 +118,7 @@ def _visit(given: _Config, folder: Path, target: Path, before: "Chain") -> None:
     )
 
 
-def _following(target: Path, owner: "Verifier", before: "Chain") -> "Chain":
+def _following(target: Path, owner: Verifier, before: Chain) -> Chain:
     """Return the chain of a folder, which must follow another chain by one visit."""
     chain = _load(target, owner)
     if chain.visits[:-1] != before.visits or chain.plan != before.plan:
@@ -138,7 +129,7 @@ def _following(target: Path, owner: "Verifier", before: "Chain") -> "Chain":
     return chain
 
 
-def _bring_receipts(given: _Config, chain: "Chain") -> None:
+def _bring_receipts(given: _Config, chain: Chain) -> None:
     """Send the last receipt of each holder, which its visitor may have failed to send. Earlier ones came by visits.
 
     A desk that is off does not keep the tour from its end: the chain has its receipt. Another run sends it again.
@@ -157,10 +148,7 @@ def _bring_receipts(given: _Config, chain: "Chain") -> None:
         )
 
 
-def _load(folder: Path, owner: "Verifier") -> "Chain":
-    from fastrack.tour import Chain
-    from fastrack.tour._folder import CHAIN
-
+def _load(folder: Path, owner: Verifier) -> Chain:
     return Chain.load(folder / CHAIN, owner=owner)
 
 

@@ -3,7 +3,7 @@
 import errno
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -11,12 +11,15 @@ from rich.table import Table
 from fastrack._cli.console import clean, new_table, pluralize, tell
 from fastrack._cli.options import Json
 from fastrack._cli.tours.options import OwnerKey, PlanDigest, Source, load_chain
+from fastrack._sets.anchor import manifest_path
+from fastrack._sets.manifest import load_manifest
 from fastrack.errors import AuthenticationError, FormatError, RollbackError
-
-if TYPE_CHECKING:
-    from fastrack.tour import Chain
-    from fastrack.tour._chain import VerifiedVisit
-    from fastrack.tour._ledger import Attempt
+from fastrack.grants import Verifier
+from fastrack.tour import Chain, Consent
+from fastrack.tour._chain import VerifiedVisit, read_receipt
+from fastrack.tour._documents import MODEL
+from fastrack.tour._folder import require_newest
+from fastrack.tour._ledger import Attempt, read_kept
 
 _COLUMNS = ("visit", "holder", "attempt", "files", "chunks", "scrubbed", "model", "ended")
 
@@ -43,8 +46,6 @@ def verify(
     Every receipt must be signed by the key that the owner delegated for its visit, with the consent of the holder whose
     turn it was, and follow the receipt before. Nothing is asked of any service.
     """
-    from fastrack.grants import Verifier
-
     chain = load_chain(source, Verifier.load(owner), plan_digest)
     if not partial:
         chain.require_complete()
@@ -66,7 +67,7 @@ def verify(
     tell(lines, as_json=as_json, **_document(source, chain), attempts=None if database is None else attempts)
 
 
-def _cells(visit: "VerifiedVisit") -> tuple[str, ...]:
+def _cells(visit: VerifiedVisit) -> tuple[str, ...]:
     delegation, receipt = visit.delegation, visit.receipt
     counts = (delegation.attempt, len(receipt.files), receipt.chunks, receipt.scrubbed)
     model = f"{delegation.before.number} → {visit.after.number}"
@@ -74,7 +75,7 @@ def _cells(visit: "VerifiedVisit") -> tuple[str, ...]:
     return (str(visit.number), visit.holder, *map(str, counts), model, ended)
 
 
-def _document(source: Path, chain: "Chain") -> dict[str, Any]:
+def _document(source: Path, chain: Chain) -> dict[str, Any]:
     return {
         "path": str(source),
         "ok": True,
@@ -102,13 +103,8 @@ def _document(source: Path, chain: "Chain") -> dict[str, Any]:
     }
 
 
-def _check_model(folder: Path, chain: "Chain") -> None:
+def _check_model(folder: Path, chain: Chain) -> None:
     """Require the model of the last receipt, with the manifest of its visit, or of the owner behind a completion."""
-    from fastrack._sets.anchor import manifest_path
-    from fastrack._sets.manifest import load_manifest
-    from fastrack.tour._documents import MODEL
-    from fastrack.tour._folder import require_newest
-
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "expected a model folder, got another", str(folder))
     # The folder of the last visit is not yet signed by the owner, who completed the tour after it.
@@ -117,14 +113,12 @@ def _check_model(folder: Path, chain: "Chain") -> None:
     manifest.check(MODEL, folder / MODEL)
 
 
-def _compare(database: Path, chain: "Chain") -> list[dict[str, Any]]:
+def _compare(database: Path, chain: Chain) -> list[dict[str, Any]]:
     """Compare a holder's own database with a chain, and return what it has and the chain has not.
 
     Each visit of the holder must have a consent in the database; each receipt of the database must be in the chain,
     unless its visit was broken off or a later attempt took its place.
     """
-    from fastrack.tour._ledger import read_kept
-
     kept = read_kept(database)
     if not kept.role.startswith("holder ") or kept.plan != chain.plan.digest:
         raise RollbackError(
@@ -146,11 +140,8 @@ def _compare(database: Path, chain: "Chain") -> list[dict[str, Any]]:
     return [each for each in rest if each is not None]
 
 
-def _judge(attempt: "Attempt", details: Mapping[str, Any], chain: "Chain", database: Path) -> dict[str, Any] | None:
+def _judge(attempt: Attempt, details: Mapping[str, Any], chain: Chain, database: Path) -> dict[str, Any] | None:
     """Return an attempt that is not the one in the chain, with its state; None for that of the chain."""
-    from fastrack.tour import Consent
-    from fastrack.tour._chain import read_receipt
-
     holder = chain.plan.holders[chain.plan.holder(attempt.visit)]
     consent = Consent.from_bytes(attempt.document, signer=holder)
     if (consent.offer, consent.delegation) != (details["offer"], details.get("delegation")):

@@ -1,4 +1,4 @@
-"""``fastrack import``: seal samples that are in files of other formats; ``fastrack index``: list their shards."""
+"""``fastrack import``: seal samples that are in files of other formats."""
 
 import contextlib
 import os
@@ -8,21 +8,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fastrack._cli.console import clean, pluralize, print_lines, reporter, tell
-from fastrack._cli.errors import is_of_location, refuse_values
+from fastrack._cli.errors import is_of_location
 from fastrack._cli.files import as_location, is_stream, load_engine, open_ring
-from fastrack._cli.options import Json, KeyFile, Quiet, Silent
+from fastrack._cli.options import Json, KeyFile, Quiet
+from fastrack._keys.keyring import KEY_FILE_VARIABLE
+from fastrack._samples.blocks import VALID, Column
+from fastrack._samples.csv.cells import Schema
+from fastrack._samples.imports import STORED, Import
+from fastrack._samples.sources import open_import
 from fastrack._util.shown import format_size, shown
 from fastrack.errors import FormatError, UnknownKeyError
-
-if TYPE_CHECKING:
-    from fastrack._samples.blocks import Column
-    from fastrack._samples.csv.cells import Schema
-    from fastrack._samples.imports import Import
 
 _WIDTH = 80  # columns of a line of the report
 _LISTED = 12  # columns that are named, at most
@@ -82,9 +82,6 @@ def import_(
     as_json: Json = False,
 ) -> None:
     """Seal images, text, records or tables into a folder of shards, sample by sample."""
-    from fastrack._samples.imports import STORED
-    from fastrack._samples.sources import open_import
-
     paths = [*paths, *([] if out is None else [out])]
     *sources, target = paths
     if not sources:
@@ -145,30 +142,8 @@ def import_(
     )
 
 
-def index(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a data set, or its URL.")],
-    *,
-    key: KeyFile = None,
-    quiet: Silent = False,
-    as_json: Json = False,
-) -> None:
-    """List the shards of a data set in a sealed file, so that opening it reads no shard; again after more came."""
-    from fastrack._samples.shard_index import INDEX, ShardIndex
-    from fastrack._training.index_dataset import index_dataset
-    from fastrack._util.locations import join
-
-    ring, location = open_ring(key), as_location(folder)
-    with refuse_values("FOLDER"):
-        file_id = index_dataset(location, ring.first)
-    written = ShardIndex.read(join(location, INDEX), ring)
-    lines = [f"{clean(str(written.location))}: {pluralize(len(written.shards), 'shard')}", f"file id: {file_id}"]
-    tell(lines, as_json=as_json, quiet=quiet, path=str(written.location), shards=len(written.shards), file_id=file_id)
-
-
-def _schema_of(nulls: Sequence[str], types: Sequence[str]) -> "Schema":
+def _schema_of(nulls: Sequence[str], types: Sequence[str]) -> Schema:
     """Return the schema that --null and --type give."""
-    from fastrack._samples.csv.cells import Schema
-
     pairs = [text.rpartition("=") for text in types]
     for (name, _, _), text in zip(pairs, types, strict=True):
         if not name:
@@ -182,8 +157,6 @@ def _schema_of(nulls: Sequence[str], types: Sequence[str]) -> "Schema":
 
 
 def _open_key(source: str | None) -> Any:
-    from fastrack._keys.keyring import KEY_FILE_VARIABLE
-
     if source is None and not os.environ.get(KEY_FILE_VARIABLE):
         raise UnknownKeyError(
             "no key was given. Make one by `fastrack keygen owner.key`, and add --key owner.key (or set "
@@ -193,20 +166,20 @@ def _open_key(source: str | None) -> Any:
 
 
 @contextlib.contextmanager
-def _progress(work: "Import", *, quiet: bool) -> Iterator[Callable[[int], None]]:
+def _progress(work: Import, *, quiet: bool) -> Iterator[Callable[[int], None]]:
     """Yield a function to call after each batch, which shows files, samples and bytes on a terminal, unless quiet."""
     with reporter("importing:", quiet=quiet) as report:
         yield lambda _: report(_count(work))
 
 
-def _count(work: "Import") -> str:
+def _count(work: Import) -> str:
     place = work.place if work.begun else None
     files = pluralize(work.begun, "file") if place is None else f"file {place[0]} of {place[1]}"
     return f"{files}, {pluralize(work.read, 'sample')}, {format_size(work.nbytes)}"
 
 
 @contextlib.contextmanager
-def _telling_how_far(work: "Import", paths: Sequence[Path], given: Mapping[str, Any]) -> Iterator[None]:
+def _telling_how_far(work: Import, paths: Sequence[Path], given: Mapping[str, Any]) -> Iterator[None]:
     """Add to an error how far the import came, and the command that goes on."""
     try:
         yield
@@ -231,7 +204,7 @@ def _as_options(text: str) -> str:
     return _PARAMETER.sub(lambda match: f"--{_OPTIONS.get(match[1], match[1]).replace('_', '-')}", text)
 
 
-def _notes_on(work: "Import", paths: Sequence[Path], given: Mapping[str, Any], *, is_stopped: bool) -> list[str]:
+def _notes_on(work: Import, paths: Sequence[Path], given: Mapping[str, Any], *, is_stopped: bool) -> list[str]:
     place, file = work.place, clean(work.current)
     stopped = f"; stopped in {file}{f', file {place[0]} of {place[1]}' if place else ''}" if file else ""
     if work.is_begun:
@@ -251,7 +224,7 @@ def _command(paths: Sequence[Path], given: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def _report(work: "Import", seconds: float, key_id: str | None, key: str | None, command: str | None) -> list[str]:
+def _report(work: Import, seconds: float, key_id: str | None, key: str | None, command: str | None) -> list[str]:
     """Return the result of an import in a few lines, and its notes."""
     added, folder = work.samples - work.before, str(work.folder)
     told = f"{pluralize(added, 'sample')} {'added' if work.before else 'sealed'}"
@@ -322,10 +295,8 @@ _ARROW = {"date": "dates", "timestamp": "times", "time": "times of day", "durati
 _ARROW |= {"large_string": "text", "string": "text", "large_binary": "bytes", "binary": "bytes"}
 
 
-def _describe_columns(columns: "Mapping[str, Column]") -> list[tuple[str, str]]:
+def _describe_columns(columns: Mapping[str, Column]) -> list[tuple[str, str]]:
     """Return the name of each column and what it holds, in plain words; nulls are told with their column."""
-    from fastrack._samples.blocks import VALID
-
     nulls = {name.removesuffix(VALID) for name in columns if name.endswith(VALID)} & columns.keys()
     return [
         (name, _describe(column) + (" or null" if name in nulls else ""))
@@ -334,7 +305,7 @@ def _describe_columns(columns: "Mapping[str, Column]") -> list[tuple[str, str]]:
     ]
 
 
-def _describe(column: "Column") -> str:
+def _describe(column: Column) -> str:
     from fastrack._samples.arrow_types import describe_type
 
     if column.type == "json":

@@ -7,24 +7,30 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from fastrack import attest
 from fastrack._cli.commands.grant import Sign, load_signer
 from fastrack._cli.console import clean, note, pluralize, print_json, stdout
 from fastrack._cli.documents import await_document, check_document, parse_period, read_document, write_document
-from fastrack._cli.errors import handle_errors, show_errors
+from fastrack._cli.errors import show_errors
 from fastrack._cli.files import KEPT, check_new, open_ring
 from fastrack._cli.options import Json, KeyFile
+from fastrack._cli.proofs import lacking_states
+from fastrack._devices.nvml import read_graphics
 from fastrack._util.atomic import sync_directory
 from fastrack._util.gate import most_bytes
 from fastrack._util.locations import locate_local
 from fastrack._util.rights import make_own, require_own
+from fastrack.attest import Challenge, Offer, Policy, TdxCollateral, VerifiedOffer, _exchange, issue_grants
+from fastrack.attest._draft import list_claims
+from fastrack.attest._exchange import GRANTS_KIND, GRANTS_LIMIT, accept_offer, prove_offer, read_envelopes
+from fastrack.attest._kinds import kind_of_evidence
+from fastrack.attest._offer import CHALLENGE_KIND, CHALLENGE_LIMIT, OFFER_KIND, OFFER_LIMIT
 from fastrack.errors import AttestationError, FormatError
-
-if TYPE_CHECKING:
-    from fastrack.attest import Challenge, Offer, TdxCollateral, VerifiedOffer
+from fastrack.grants import Verifier
 
 Document = "A file or a pipe; - for standard input or output, where each document is one line."
 Challenged = Annotated[str, typer.Argument(metavar="CHALLENGE", help="The owner's challenge.")]
@@ -44,8 +50,6 @@ Period = Annotated[str, typer.Option(metavar="PERIOD", help="The time until it e
 _MARKED = 8 * 86_400  # seconds: a challenge ends within seven days
 _REFUSED = 3  # the exit status for evidence that verifies, of a machine that the policy does not accept
 
-app = typer.Typer(no_args_is_help=True, help="Give keys to a machine that proves what it is, by files and pipes.")
-
 
 def read_clock() -> datetime:
     """Return the time."""
@@ -58,8 +62,6 @@ def challenge(
     lifetime: Period = "5m",
 ) -> None:
     """Make a challenge, to be sent to a machine."""
-    from fastrack.attest import Challenge
-
     check_document(target)
     write_document(
         target, Challenge.generate(now=read_clock(), lifetime=parse_period(lifetime, "--lifetime")).to_bytes()
@@ -90,12 +92,6 @@ def collect(
     The secret key that opens the answer stays in this process, so the answer must come while it runs. What it waits for
     is said on stderr, unless OFFER is standard output.
     """
-    from fastrack import attest
-    from fastrack._cli.proofs import lacking_states
-    from fastrack._devices.nvml import read_graphics
-    from fastrack.attest._exchange import GRANTS_LIMIT
-    from fastrack.grants import Verifier
-
     if grants is not None and (not owner or out is None):
         raise typer.BadParameter("expected --owner and --out with it, got less", param_hint="--grants")
     check_document(target)
@@ -159,8 +155,6 @@ def _mismatch(error: AttestationError) -> dict[str, object]:
 
 def show(source: Annotated[str, typer.Argument(metavar="FILE", help=Document)], *, as_json: Json = False) -> None:
     """Show a challenge, an offer or grants, of which nothing is verified."""
-    from fastrack.attest._offer import OFFER_LIMIT
-
     kind, members = _describe_document(read_document(source, OFFER_LIMIT), source)
     if as_json:
         print_json(kind=kind, verified=False, **members)
@@ -188,8 +182,6 @@ def grant(
     Exit status: 0 if keys are granted; 1 if the evidence does not verify; 3 if the policy does not accept what it
     proves, and then nothing is used up.
     """
-    from fastrack.attest import issue_grants
-
     check_document(out)  # before the challenge is used up
     signer, ring = load_signer(sign), open_ring(key)
     found = _judge(read_offer(source), read_challenge(str(challenge)), policy, collateral)
@@ -237,52 +229,35 @@ def _use_up(path: Path, challenge_id: str) -> None:
         real.rename(used)
 
 
-def read_challenge(path: str) -> "Challenge":
+def read_challenge(path: str) -> Challenge:
     """Read a challenge."""
-    from fastrack.attest import Challenge
-    from fastrack.attest._offer import CHALLENGE_LIMIT
-
     return Challenge.from_bytes(read_document(path, CHALLENGE_LIMIT))
 
 
-def load_collateral(path: Path | None) -> "TdxCollateral | Path | None":
+def load_collateral(path: Path | None) -> TdxCollateral | Path | None:
     """Return the collateral in a file, if one is named, or the folder that is."""
-    from fastrack.attest import TdxCollateral
-
     if path is None or path.is_dir():
         return path
     return TdxCollateral.from_json(read_document(str(path), most_bytes("TDX collateral")))
 
 
-def read_offer(source: str) -> "Offer":
+def read_offer(source: str) -> Offer:
     """Read an offer."""
-    from fastrack.attest import Offer
-    from fastrack.attest._offer import OFFER_LIMIT
-
     return Offer.from_bytes(read_document(source, OFFER_LIMIT))
 
 
 def _judge(
-    offer: "Offer", challenge: "Challenge", policy: Path, collateral: Path | None
-) -> "VerifiedOffer | tuple[AttestationError, ...]":
+    offer: Offer, challenge: Challenge, policy: Path, collateral: Path | None
+) -> VerifiedOffer | tuple[AttestationError, ...]:
     """Judge an offer under the policy in a file, with the collateral in a file or folder."""
-    from fastrack.attest import Policy
-    from fastrack.attest._exchange import VENDOR_ROOTS, accept_offer, prove_offer
-
     rules, given, now = Policy.from_toml(policy), load_collateral(collateral), read_clock()
-    proved = prove_offer(offer, challenge, now, given, VENDOR_ROOTS)
+    proved = prove_offer(offer, challenge, now, given, _exchange.VENDOR_ROOTS)
     # Judged again by what raises, so that only one way leads to a verified offer.
     return rules.find_mismatches(*proved[1:], now=now) or accept_offer(proved, challenge, rules, now)
 
 
 def _describe_document(data: bytes, source: str) -> tuple[str, dict[str, object]]:
     """Return the kind of a document, and what it claims."""
-    from fastrack.attest import Challenge, Offer
-    from fastrack.attest._draft import list_claims
-    from fastrack.attest._exchange import GRANTS_KIND, read_envelopes
-    from fastrack.attest._kinds import kind_of_evidence
-    from fastrack.attest._offer import CHALLENGE_KIND, OFFER_KIND
-
     if _is(data, CHALLENGE_KIND):
         found = Challenge.from_bytes(data)
         return "challenge", {"challenge": found.id, "expires": found.expires.isoformat()}
@@ -333,7 +308,3 @@ def _show_claims(claims: object, path: str = "") -> None:
         else:
             text = ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
             stdout().print(f"{path}{name}: {clean(text)}")
-
-
-for _command in (challenge, collect, verify, show, grant):
-    app.command()(handle_errors(_command))

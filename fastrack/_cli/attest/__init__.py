@@ -1,0 +1,1 @@
+"""``fastrack attest``: give keys to a machine that proves what it is."""
