@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import typer
 from rich.table import Table
@@ -18,6 +18,7 @@ from rich.table import Table
 from fastrack._cli.console import clean, format_rate, pluralize, print_lines, progress_bar, speed, taken_back
 from fastrack._cli.errors import Terminated, error_document, message_of, name_source, show_errors
 from fastrack._cli.files import as_location, check_directory, is_sealed_folder, is_stream, load_engine
+from fastrack._keys.keys import key_file_id
 from fastrack._samples.data_set import is_data_set
 from fastrack._sets.anchor import Anchor
 from fastrack._sets.folder_writer import require_inside
@@ -32,6 +33,7 @@ ONE = "expected one source and the path of one target, got several or a folder" 
 NO_FOLDER = "expected none with a folder"
 NEW_FOLDER = "expected none, as no folder is replaced. Name a new folder as TARGET"
 A_MODEL = "expected the folder of a model as SOURCE, and no --recursive"
+NO_FORCE = "expected it without --force, got both"
 NO_OUTPUT = "expected none with standard output"
 A_FOLDER = "expected a file, got a folder; --recursive takes the files in it"
 _MOST_ALIKE = 20  # errors of one kind that are all shown
@@ -62,15 +64,6 @@ class Job:
     def is_data_set(self) -> bool:
         """True for a folder of shards that `import` made."""
         return is_data_set(self.source)
-
-
-@dataclass(frozen=True, slots=True)
-class Jobs:
-    """The jobs of a command line. `left_out` counts files of another suffix in folders."""
-
-    jobs: tuple[Job, ...]
-    many: bool = False
-    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +136,161 @@ Work = Callable[[Job, Meter], Report | None]  # None if standard output has the 
 Summary = Callable[[Sequence[Report]], str]
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The files of a command line, what is done with them, and how it is told.
+
+    many : several files may be named, each of which has a document of its own, where `member` names it
+    left_out : the number of files of another suffix in folders; target : the folder for the results of many
+    """
+
+    verb: Verb
+    jobs: Sequence[Job]
+    many: bool = False
+    left_out: int = 0
+    target: Path | None = None
+    member: str = "source"
+    as_json: bool = False
+    quiet: bool = False
+    is_dry: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        verb: Verb,
+        paths: Sequence[Path],
+        target: Path | None = None,
+        *,
+        many: bool,
+        recursive: bool = False,
+        suffix: str = "",
+        anchor: Anchor | None = None,
+        inside: bool = False,
+        **told: Any,
+    ) -> Self:
+        """Return a job for each file that paths and globs name, and with `recursive` for each file of a folder.
+
+        Files in a folder must end with `suffix`. A job for a missing file reports its error along with other files;
+        with an anchor, files of its set that a folder lacks get one too. A sealed folder is one job, as its files
+        belong together. Files in `target` are left out unless they are named. With `inside`, links that lead out of a
+        folder are refused.
+        """
+        if not many:
+            return cls(verb, [Job(paths[0], Path(paths[0].name))], **told)
+        if any(map(is_stream, paths)):
+            raise typer.BadParameter("expected - alone, got it with other files", param_hint="SOURCE")
+        by_path: dict[Path, Job] = {}
+        left_out = 0
+        for path in matches(paths):
+            if not recursive or not path.is_dir() or is_sealed_folder(path):
+                by_path.setdefault(path, Job(path, Path(path.name)))
+                continue
+            names = list(_walk(path, target))
+            if inside:
+                for name in names:
+                    require_inside(path / name, path)
+            taken = [name for name in names if name.name.endswith(suffix) or (path / name).is_dir()]
+            left_out += len(names) - len(taken)
+            listed = map(Path, () if anchor is None else anchor.names_in(path))
+            taken += [name for name in listed if name.name.endswith(suffix) and not (path / name).exists()]
+            by_path |= {path / name: Job(path / name, name) for name in taken if path / name not in by_path}
+        if target is not None:
+            _check_targets(by_path.values(), target)
+        return cls(verb, list(by_path.values()), many, left_out, target, **told)
+
+    def run(self, work: Work, summary: Summary = lambda _: "", *, in_full: bool | None = None) -> None:
+        """Work on each job, print the reports, and exit with status 1 if there are errors.
+
+        An error of a single job fails the command. With many jobs it belongs to its file; the others go on, unless
+        credentials were refused, and a `summary` follows. Full reports of many jobs are printed `in_full`, by default
+        of one, and in a dry run. With the folder of a target, an interruption says how to go on.
+        """
+        reports, plaintext, later = list[Report](), list[Path](), list[str]()
+        in_full = self.is_dry or (len(self.jobs) == 1 if in_full is None else in_full)
+
+        def take(report: Report) -> None:
+            reports.append(report)
+            plaintext.extend(() if self.is_dry else report.plaintext)  # what is there is not of this run
+            if self.as_json:
+                sys.stdout.write(json.dumps(report.as_dict(), indent=None if self.many else 2) + "\n")
+            elif self.quiet or (self.many and not in_full):
+                later.extend(report.brief)  # below the bar
+            else:
+                print_lines([*report.lines, ""] if len(self.jobs) > 1 and report.lines else report.lines)
+
+        start = time.perf_counter()
+        with taken_back(plaintext):
+            try:
+                if self.many:
+                    with contextlib.nullcontext() if self.is_dry else self._counted(reports):
+                        self._work_on_each(work, take)
+                elif (report := work(self.jobs[0], Meter(self.verb, is_dry=self.is_dry))) is not None:
+                    take(report)
+            finally:
+                if self.as_json:
+                    sys.stdout.flush()  # finished jobs are reported, even after an error
+                elif self.many or self.quiet:
+                    show_errors(_fold(reports, self.member if self.many else None))
+            for_people = self.many and not self.as_json
+            print_lines([*later, *(["Nothing was written."] if self.is_dry and for_people else [])])
+            if for_people and not self.quiet and not (in_full and len(self.jobs) == 1):
+                print_lines(self._close(reports, summary, time.perf_counter() - start))
+        if any(report.errors for report in reports):
+            raise typer.Exit(1)
+
+    def _work_on_each(self, work: Work, take: Callable[[Report], None]) -> None:
+        load_engine(self.verb)  # here, so that it fails once for the command, not for each file
+        sizes = [_size_of(job.source) for job in self.jobs]
+        with progress_bar(self.verb, sum(sizes), files=len(sizes)) as progress:
+            for job, size in zip(self.jobs, sizes, strict=True):
+                meter = Meter(self.verb, progress, is_dry=self.is_dry)
+                try:
+                    is_whole = job.is_sealed_folder or (self.verb != "sealing" and job.is_data_set)
+                    if job.source.is_dir() and not is_whole:
+                        raise IsADirectoryError(A_FOLDER)
+                    report = work(job, meter)
+                except BrokenPipeError:
+                    raise
+                except (FastrackError, OSError, MemoryError, ImportError, typer.BadParameter) as error:
+                    error.__cause__ = error.__context__ = None  # frames of tracebacks hold results and open files
+                    report = Report({self.member: str(as_location(job.source))}, errors=(error.with_traceback(None),))
+                assert report is not None
+                take(report)
+                progress(max(0, size - meter.nbytes), files=1)
+                if any(getattr(error, "is_refusal", False) for error in report.errors):
+                    break  # a PIN would be sent for each file
+
+    def _close(self, reports: Sequence[Report], summary: Summary, seconds: float) -> list[str]:
+        """Return the lines below the reports on many files."""
+        failed = sum(bool(report.errors) for report in reports)
+        skipped = sum(report.skipped for report in reports)
+        lines = [f"left as they are: {pluralize(skipped, 'file')} with a target that exists"] if skipped else []
+        lines += [f"left out: {pluralize(self.left_out, 'file')} without the suffix {SUFFIX}"] if self.left_out else []
+        if rest := len(self.jobs) - len(reports):
+            lines.append(f"not tried: {pluralize(rest, 'file')}, as credentials were refused")
+        verdict = f"{failed} of {pluralize(len(reports), 'file')} FAILED; " if failed else ""
+        nbytes = format_size(sum(report.nbytes for report in reports))
+        return [*lines, f"{verdict}{summary(reports)}; {nbytes} in {seconds:.2f} s"]
+
+    @contextlib.contextmanager
+    def _counted(self, reports: Sequence[Report]) -> Iterator[None]:
+        """Add to an interruption how many files are done, and how to go on."""
+        try:
+            yield
+        except (KeyboardInterrupt, Terminated) as error:
+            done = sum(not report.errors for report in reports)
+            text = f"{done:,} of {len(self.jobs):,} files {_DONE[self.verb]}"
+            if self.target is not None:
+                text += f" into {clean(str(as_location(self.target)))}. Run it again with --skip-existing to go on"
+            error.add_note(text)
+            raise
+
+
 def split_target(paths: Sequence[Path], out: Path | None) -> tuple[list[Path], Path]:
-    """Return the sources and the target, which is the last path unless an option names it."""
-    if out is not None:
-        return list(paths), out
-    if len(paths) < 2:
+    """Return the sources, which globs match, and the target, which is the last path unless an option names it."""
+    if out is None and len(paths) < 2:
         raise typer.BadParameter("expected a source and a target, got one path", param_hint="TARGET")
-    return list(paths[:-1]), paths[-1]
+    return (matches(paths[:-1]), paths[-1]) if out is None else (matches(paths), out)
 
 
 def is_one(paths: Sequence[Path], *, recursive: bool) -> bool:
@@ -157,134 +298,26 @@ def is_one(paths: Sequence[Path], *, recursive: bool) -> bool:
     return len(paths) == 1 and not recursive and not _is_glob(paths[0])
 
 
-def expand(
-    paths: Sequence[Path],
-    target: Path | None = None,
-    *,
-    many: bool,
-    recursive: bool,
-    suffix: str = "",
-    anchor: Anchor | None = None,
-    inside: bool = False,
-) -> Jobs:
-    """Return a job for each file that paths and globs name, and with `recursive` for each file of a folder.
+def is_for_files(
+    sources: Sequence[Path], target: Path, *, is_file: bool, named: str, recursive: bool, whole: bool
+) -> bool:
+    """Return True if the target is a folder for files: not a file, nor a folder for one that is taken as a whole.
 
-    Files in a folder must end with `suffix`. A job for a missing file reports its error along with other files; with an
-    anchor, files of its set that a folder lacks get one too. A sealed folder is one job, as its files belong together.
-    Files in `target` are left out unless they are named. With `inside`, links that lead out of a folder are refused.
+    A target `is_file` by its name, which has to be one `named` so.
     """
-    if not many:
-        return Jobs((Job(paths[0], Path(paths[0].name)),))
-    if any(map(is_stream, paths)):
-        raise typer.BadParameter("expected - alone, got it with other files", param_hint="SOURCE")
-    by_path: dict[Path, Job] = {}
-    left_out = 0
-    for path in matches(paths):
-        if not recursive or not path.is_dir() or is_sealed_folder(path):
-            by_path.setdefault(path, Job(path, Path(path.name)))
-            continue
-        names = list(_walk(path, target))
-        if inside:
-            for name in names:
-                require_inside(path / name, path)
-        taken = [name for name in names if name.name.endswith(suffix) or (path / name).is_dir()]
-        left_out += len(names) - len(taken)
-        listed = map(Path, () if anchor is None else anchor.names_in(path))
-        taken += [name for name in listed if name.name.endswith(suffix) and not (path / name).exists()]
-        by_path |= {path / name: Job(path / name, name) for name in taken if path / name not in by_path}
-    if target is not None:
-        _check_targets(by_path.values(), target)
-    return Jobs(tuple(by_path.values()), many=True, left_out=left_out)
-
-
-def run(
-    jobs: Jobs,
-    work: Work,
-    verb: Verb,
-    *,
-    as_json: bool,
-    quiet: bool = False,
-    member: str = "source",
-    in_full: bool | None = None,
-    summary: Summary = lambda _: "",
-    target: Path | None = None,
-    is_dry: bool = False,
-) -> None:
-    """Work on each job, print the reports, and exit with status 1 if there are errors.
-
-    An error of a single job fails the command. With many jobs it belongs to its file, which `member` of its document
-    names; the others go on, unless credentials were refused, and a `summary` follows. Full reports of many jobs
-    are printed `in_full`, by default of one, and in a dry run. With the folder `target` of many jobs, an interruption
-    says how to go on.
-    """
-    reports, plaintext, later = list[Report](), list[Path](), list[str]()
-    in_full = is_dry or (len(jobs.jobs) == 1 if in_full is None else in_full)
-
-    def take(report: Report) -> None:
-        reports.append(report)
-        plaintext.extend(() if is_dry else report.plaintext)  # what is there is not of this run
-        if as_json:
-            sys.stdout.write(json.dumps(report.as_dict(), indent=None if jobs.many else 2) + "\n")
-        elif quiet or (jobs.many and not in_full):
-            later.extend(report.brief)  # below the bar
-        else:
-            print_lines([*report.lines, ""] if len(jobs.jobs) > 1 and report.lines else report.lines)
-
-    start = time.perf_counter()
-    with taken_back(plaintext):
-        try:
-            if jobs.many:
-                with contextlib.nullcontext() if is_dry else _counted(jobs, reports, verb, target):
-                    _work_on_each(jobs, work, verb, member, take, is_dry=is_dry)
-            elif (report := work(jobs.jobs[0], Meter(verb, is_dry=is_dry))) is not None:
-                take(report)
-        finally:
-            if as_json:
-                sys.stdout.flush()  # finished jobs are reported, even after an error
-            elif jobs.many or quiet:
-                show_errors(_fold(reports, member if jobs.many else None))
-        print_lines([*later, *(["Nothing was written."] if is_dry and jobs.many and not as_json else [])])
-        if jobs.many and not as_json and not quiet and not (in_full and len(jobs.jobs) == 1):
-            print_lines(_close(jobs, reports, summary, time.perf_counter() - start))
-    if any(report.errors for report in reports):
-        raise typer.Exit(1)
-
-
-def _work_on_each(
-    jobs: Jobs, work: Work, verb: Verb, member: str, take: Callable[[Report], None], *, is_dry: bool
-) -> None:
-    load_engine(verb)  # here, so that it fails once for the command, not for each file
-    sizes = [_size_of(job.source) for job in jobs.jobs]
-    with progress_bar(verb, sum(sizes), files=len(sizes)) as progress:
-        for job, size in zip(jobs.jobs, sizes, strict=True):
-            meter = Meter(verb, progress, is_dry=is_dry)
-            try:
-                if job.source.is_dir() and not (job.is_sealed_folder or (verb != "sealing" and job.is_data_set)):
-                    raise IsADirectoryError(A_FOLDER)
-                report = work(job, meter)
-            except BrokenPipeError:
-                raise
-            except (FastrackError, OSError, MemoryError, ImportError, typer.BadParameter) as error:
-                error.__cause__ = error.__context__ = None  # frames of tracebacks hold results and open files
-                report = Report({member: str(as_location(job.source))}, errors=(error.with_traceback(None),))
-            assert report is not None
-            take(report)
-            progress(max(0, size - meter.nbytes), files=1)
-            if any(getattr(error, "is_refusal", False) for error in report.errors):  # a PIN would be sent for each file
-                break
-
-
-def _close(jobs: Jobs, reports: Sequence[Report], summary: Summary, seconds: float) -> list[str]:
-    """Return the lines below the reports on many files."""
-    failed = sum(bool(report.errors) for report in reports)
-    skipped = sum(report.skipped for report in reports)
-    lines = [f"left as they are: {pluralize(skipped, 'file')} with a target that exists"] if skipped else []
-    lines += [f"left out: {pluralize(jobs.left_out, 'file')} without the suffix {SUFFIX}"] if jobs.left_out else []
-    if rest := len(jobs.jobs) - len(reports):
-        lines.append(f"not tried: {pluralize(rest, 'file')}, as credentials were refused")
-    verdict = f"{failed} of {pluralize(len(reports), 'file')} FAILED; " if failed else ""
-    nbytes = format_size(sum(report.nbytes for report in reports))
-    return [*lines, f"{verdict}{summary(reports)}; {nbytes} in {seconds:.2f} s"]
+    if not is_file and len(sources) == 1 and is_stream(sources[0]):
+        reason = f"expected a name {named} for standard input, or -, got {target}"
+        raise typer.BadParameter(reason, param_hint="TARGET")
+    if is_file and (recursive or len(sources) > 1):
+        got = f"{len(sources)} of them" if len(sources) > 1 else "a folder"
+        reason = f"expected one file for a TARGET that is a file, got {got}. Name a folder as TARGET: {target.stem}"
+        raise typer.BadParameter(reason, param_hint="SOURCE")
+    if not is_file and not whole and isinstance(as_location(target), Path) and target.exists() and not target.is_dir():
+        reason = f"expected a folder, or a name {named}, got {target}, which is another file"
+        if key_file_id(target) is not None:
+            reason = f"expected a folder or a file {named}, got {target}, which is a key; --key names a key"
+        raise typer.BadParameter(reason, param_hint="TARGET")
+    return not is_file and not whole
 
 
 def count_sound(reports: Sequence[Report]) -> str:
@@ -297,20 +330,6 @@ def skip(source: Path, target: Path) -> Report:
     location = str(as_location(target))
     line = f"{clean(location)}: exists, and was left as it is"
     return Report({"source": str(source), "target": location, "skipped": True}, lines=[line], skipped=True)
-
-
-@contextlib.contextmanager
-def _counted(jobs: Jobs, reports: Sequence[Report], verb: Verb, target: Path | None) -> Iterator[None]:
-    """Add to an interruption how many files are done, and how to go on."""
-    try:
-        yield
-    except (KeyboardInterrupt, Terminated) as error:
-        done = sum(not report.errors for report in reports)
-        text = f"{done:,} of {len(jobs.jobs):,} files {_DONE[verb]}"
-        if target is not None:
-            text += f" into {clean(str(as_location(target)))}. Run it again with --skip-existing to go on"
-        error.add_note(text)
-        raise
 
 
 @contextlib.contextmanager

@@ -20,10 +20,10 @@ def _no_engine(monkeypatch):
     monkeypatch.setattr(run, "load_engine", lambda _: None)
 
 
-def jobs_of(folder, *names):
+def batch_of(folder, *names, **told):
     for name in names:
         (folder / name).write_bytes(b"x")
-    return run.Jobs(tuple(run.Job(folder / name, Path(name)) for name in names), many=True)
+    return run.Batch("verifying", [run.Job(folder / name, Path(name)) for name in names], many=True, **told)
 
 
 def test_the_report_on_a_file_that_failed_keeps_none_of_its_memory(tmp_path):
@@ -34,7 +34,7 @@ def test_the_report_on_a_file_that_failed_keeps_none_of_its_memory(tmp_path):
         kept.append(weakref.ref(memory))
         raise FormatError("damaged") from OSError("of the system")
 
-    run._work_on_each(jobs_of(tmp_path, "a"), work, "verifying", "file", reports.append, is_dry=False)
+    batch_of(tmp_path, "a")._work_on_each(work, reports.append)
     gc.collect()
     assert kept[0]() is None
     assert str(reports[0].errors[0]) == "damaged"
@@ -48,7 +48,7 @@ def test_many_errors_of_one_kind_are_counted_and_others_shown(tmp_path, capsys):
         raise FormatError(f"{job.source}: tensor {job.name.name!r}: {kind}")
 
     with pytest.raises(typer.Exit):
-        run.run(jobs_of(tmp_path, *names), work, "verifying", as_json=False, quiet=True)
+        batch_of(tmp_path, *names, quiet=True).run(work)
     said = capsys.readouterr().err.splitlines()
     assert [line.rpartition("/")[2].partition(":")[0] for line in said if ".npy" in line] == [
         *("0.npy", "1.npy", "2.npy"),
@@ -67,5 +67,5 @@ def test_documents_of_finished_files_are_written_when_another_ends_the_command(t
         return run.Report({"file": job.name.name})
 
     with pytest.raises(KeyboardInterrupt):
-        run.run(jobs_of(tmp_path, "a", "b"), work, "verifying", as_json=True, member="file")
+        batch_of(tmp_path, "a", "b", as_json=True, member="file").run(work)
     assert json.loads(stream.getvalue())["file"] == "a"

@@ -16,7 +16,7 @@ from fastrack._cli import run as runner
 from fastrack._cli.console import clean, new_table, pluralize
 from fastrack._cli.files import as_location, is_sealed_folder
 from fastrack._cli.options import JsonLines, Recursive
-from fastrack._cli.run import Job, Report
+from fastrack._cli.run import Batch, Job, Report
 from fastrack._cli.streams import open_sealed
 from fastrack._files.reader import SealedFile
 from fastrack._samples.blocks import RECORDS, columns_of
@@ -50,10 +50,10 @@ def inspect(
             return _report_data_set(job.source)
         return _report_folder(job.source) if job.is_sealed_folder else _report(job.source)
 
-    jobs = runner.expand(paths, many=many, recursive=recursive, suffix=runner.SUFFIX)
-    in_full = len(jobs.jobs) <= _IN_FULL
-    summary = partial(_summarize, in_full=in_full)
-    runner.run(jobs, work, "reading", as_json=as_json, member="path", in_full=in_full, summary=summary)
+    told: dict[str, Any] = {"as_json": as_json, "member": "path"}
+    batch = Batch.of("reading", paths, many=many, recursive=recursive, suffix=runner.SUFFIX, **told)
+    in_full = len(batch.jobs) <= _IN_FULL
+    batch.run(work, partial(_summarize, in_full=in_full), in_full=in_full)
 
 
 def _summarize(reports: Sequence[Report], *, in_full: bool) -> str:

@@ -1,6 +1,7 @@
 """``fastrack rekey``: seal a sealed file or a data set under another key."""
 
 import errno
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,13 +19,14 @@ from fastrack._cli.files import (
     open_ring,
 )
 from fastrack._cli.options import KEY_HELP, DryRun, Force, Json, KeyFiles, Silent
-from fastrack._cli.run import NEW_FOLDER, NO_FOLDER, Job, Meter, Report, beginning_again, expand, run
+from fastrack._cli.run import NEW_FOLDER, NO_FOLDER, Batch, Job, Meter, Report, beginning_again
 from fastrack._files.rekey import rekey_file
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
 from fastrack._samples.data_set import is_data_set, read_headers, rekey_data_set, warning_of
 from fastrack._samples.stored import read_data_set
 from fastrack._sets.load_file import load_file
+from fastrack._util.locations import Location
 from fastrack._util.shown import format_size, list_names
 
 
@@ -50,79 +52,84 @@ def rekey(
 
     Grants of the old key do not open the result.
     """
-    jobs = expand([source], many=False, recursive=False)
     if is_data_set(source):
         refuse_options({"--plain": plain}, NO_FOLDER)
         refuse_options({"--force": force}, NEW_FOLDER)
         check_new(target)
-        keys = open_ring(key), open_ring(new).first
-        run(
-            jobs,
-            lambda job, meter: _rekey_data_set(job, target, *keys, meter),
-            "rekeying",
-            as_json=as_json,
-            quiet=quiet,
-            is_dry=dry_run,
-        )
-        return
-    if source.is_dir():
+    elif source.is_dir():
         advice = "unseal it, and seal it again under the new key" if is_sealed_folder(source) else "name a file in it"
         raise IsADirectoryError(
             errno.EISDIR, f"expected a sealed file or a data set, got a folder; {advice}", str(source)
         )
-    check_target(target, force=force)
+    else:
+        check_target(target, force=force)
     ring, owner = open_ring(key), open_ring(new).first
-    location = as_location(target)
 
     def work(job: Job, meter: Meter) -> Report:
-        with load_file(as_location(job.source)) as file:
-            check_sealed(file, ring)
-            _, unknown = match_names(plain or (), file.names)
-            if unknown:
-                raise typer.BadParameter(
-                    f"{file.path} has no tensor {unknown[0]!r:.200}; {list_names(unknown[0], file.names)}",
-                    param_hint="--plain",
-                )
-            total, names = sum(tensor.nbytes for tensor in file.values()), list(file)
-            with meter.run(total) as progress:
-                rekey_file(file, location, ring, key=owner, plain=plain or (), overwrite=force, progress=progress)
-        file_id = None
-        if not dry_run:
-            with load_file(location) as file:
-                file_id = file.file_id
-        counts, done = pluralize(len(names), "tensor"), "would seal" if dry_run else "sealed"
-        line = f"{clean(str(location))}: {done} {counts} anew, {format_size(total)}"
-        return Report(
-            {
-                "source": str(as_location(job.source)),
-                "target": str(location),
-                "key_id": owner.id,
-                "file_id": file_id,
-                "tensors": names,
-                "bytes": total,
-                **meter.describe(total),
-            },
-            lines=[f"{line}{meter.rate(total)}", f"key: {owner.id}"],
-        )
+        if job.is_data_set:
+            return _rekey_data_set(source, target, ring, owner, meter)
+        return _rekey_file(source, as_location(target), ring, owner, meter, plain=plain or (), overwrite=force)
 
-    run(jobs, work, "rekeying", as_json=as_json, quiet=quiet, is_dry=dry_run)
+    Batch.of("rekeying", [source], many=False, as_json=as_json, quiet=quiet, is_dry=dry_run).run(work)
 
 
-def _rekey_data_set(job: Job, target: Path, ring: KeyRing, owner: Key, meter: Meter) -> Report:
+def _rekey_file(
+    source: Path,
+    location: Location,
+    ring: KeyRing,
+    owner: Key,
+    meter: Meter,
+    *,
+    plain: Sequence[str],
+    overwrite: bool,
+) -> Report:
+    """Seal the tensors of a file anew, into another file."""
+    with load_file(as_location(source)) as file:
+        check_sealed(file, ring)
+        _, unknown = match_names(plain, file.names)
+        if unknown:
+            raise typer.BadParameter(
+                f"{file.path} has no tensor {unknown[0]!r:.200}; {list_names(unknown[0], file.names)}",
+                param_hint="--plain",
+            )
+        total, names = sum(tensor.nbytes for tensor in file.values()), list(file)
+        with meter.run(total) as progress:
+            rekey_file(file, location, ring, key=owner, plain=plain, overwrite=overwrite, progress=progress)
+    file_id = None
+    if not meter.is_dry:
+        with load_file(location) as file:
+            file_id = file.file_id
+    counts, done = pluralize(len(names), "tensor"), "would seal" if meter.is_dry else "sealed"
+    line = f"{clean(str(location))}: {done} {counts} anew, {format_size(total)}"
+    return Report(
+        {
+            "source": str(as_location(source)),
+            "target": str(location),
+            "key_id": owner.id,
+            "file_id": file_id,
+            "tensors": names,
+            "bytes": total,
+            **meter.describe(total),
+        },
+        lines=[f"{line}{meter.rate(total)}", f"key: {owner.id}"],
+    )
+
+
+def _rekey_data_set(source: Path, target: Path, ring: KeyRing, owner: Key, meter: Meter) -> Report:
     """Seal all shards of a data set anew, into a new folder."""
-    headers = read_headers(job.source)
+    headers = read_headers(source)
     with headers.open(headers.shards[0]) as file:
         check_sealed(file, ring)
-    data = read_data_set(job.source, ring)
+    data = read_data_set(source, ring)
     with meter.run(headers.nbytes) as progress, beginning_again(target):
         rekey_data_set(data, target, ring, key=owner, progress=progress)
     counts = f"{pluralize(len(data.shards), 'shard')} anew, {pluralize(data.samples, 'sample')}"
     total, done = format_size(headers.nbytes), "would seal" if meter.is_dry else "sealed"
-    odd = warning_of(data, job.source)
+    odd = warning_of(data, source)
     warning = [] if odd is None else [clean(f"warning: {odd}; so it is with {target}")]
     return Report(
         {
-            "source": str(job.source),
+            "source": str(source),
             "target": str(target),
             "key_id": owner.id,
             "shards": [path.name for path, _ in data.shards],

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Literal
+from typing import IO, Annotated, Any, Literal
 
 import typer
 
@@ -25,14 +25,14 @@ from fastrack._cli.files import (
     open_ring,
 )
 from fastrack._cli.options import RULE, DryRun, Force, JsonLines, KeyFile, Out, Quiet, Recursive, SkipExisting
-from fastrack._cli.run import Job, Meter, Report
+from fastrack._cli.run import Batch, Job, Meter, Report
 from fastrack._cli.streams import require_files, require_one_stream, standard_output
 from fastrack._files.importers import open_plain
 from fastrack._files.reader import SealedFile
 from fastrack._files.seal_file import name_tensor
 from fastrack._files.streams import seal_stream
 from fastrack._keys.keyring import KeyRing
-from fastrack._keys.keys import Key, key_file_id
+from fastrack._keys.keys import Key
 from fastrack._sealed.message_headers import authenticate_headers
 from fastrack._sets.entries import walk
 from fastrack._sets.folder import load_folder
@@ -94,12 +94,13 @@ def seal(
 
     With --to, under a new key that goes to the recipients alone, in TARGET.grants.
     """
-    given, target = runner.split_target(paths, out)
-    sources = runner.matches(given)
+    sources, target = runner.split_target(paths, out)
     source = sources[0]
     require_one_stream(*sources, key)
     require_files(source, target, is_dry=dry_run)
-    _refuse_together(to and key is not None, form is not None and not is_stream(source), force and skip_existing)
+    refuse_options({"--to": to and key is not None}, "expected --key or --to, got both; `fastrack grant` grants a key")
+    refuse_options({"--format": form and not is_stream(source)}, "expected - as SOURCE; of a file its suffix tells")
+    refuse_options({"--skip-existing": force and skip_existing}, runner.NO_FORCE)
     whole = len(sources) == 1 and source.is_dir() and not recursive
     many = _are_many(sources, target, recursive=recursive, whole=whole)
     output: Path | IO[bytes] = target
@@ -132,41 +133,19 @@ def seal(
         plain_count = sum(len(report.plain) for report in reports)
         return f"{line}, and left {pluralize(plain_count, 'tensor')} in plain" if plain_count else line
 
-    jobs = runner.expand(sources, target, many=many, recursive=recursive, inside=True)
-    runner.run(jobs, work, "sealing", as_json=as_json, quiet=quiet, summary=summarize, target=target, is_dry=dry_run)
+    told: dict[str, Any] = {"as_json": as_json, "quiet": quiet, "is_dry": dry_run}
+    Batch.of("sealing", sources, target, many=many, recursive=recursive, inside=True, **told).run(work, summarize)
 
 
 def _done(is_dry: bool) -> str:
     return "would seal" if is_dry else "sealed"
 
 
-def _refuse_together(key_and_recipients: object, format_of_file: object, force_and_skip: object) -> None:
-    """Refuse options that contradict each other."""
-    if key_and_recipients:
-        raise typer.BadParameter("expected --key or --to, got both; `fastrack grant` grants a key", param_hint="--to")
-    if format_of_file:
-        raise typer.BadParameter("expected - as SOURCE; of a file its suffix tells", param_hint="--format")
-    if force_and_skip:
-        raise typer.BadParameter("expected it without --force, got both", param_hint="--skip-existing")
-
-
 def _are_many(sources: Sequence[Path], target: Path, *, recursive: bool, whole: bool) -> bool:
     """Return True if the target is a folder for files: by its name, not by what is there, nor how many sources are."""
     name = str(target).partition("?")[0] if isinstance(as_location(target), Url) else str(target)
-    is_file = is_stream(target) or name.lower().endswith(runner.SUFFIX)
-    if not is_file and len(sources) == 1 and is_stream(sources[0]):
-        reason = f"expected a name that ends in {runner.SUFFIX} for standard input, or -, got {target}"
-        raise typer.BadParameter(reason, param_hint="TARGET")
-    if is_file and (recursive or whole or len(sources) > 1):
-        got = f"{len(sources)} of them" if len(sources) > 1 else "a folder"
-        reason = f"expected one file for a TARGET that is a file, got {got}. Name a folder as TARGET: {target.stem}"
-        raise typer.BadParameter(reason, param_hint="SOURCE")
-    if not is_file and not whole and isinstance(as_location(target), Path) and target.exists() and not target.is_dir():
-        reason = f"expected a folder, or a name that ends in {runner.SUFFIX}, got {target}, which is another file"
-        if key_file_id(target) is not None:
-            reason = f"expected a folder or a sealed file, got {target}, which is a key; --key names a key"
-        raise typer.BadParameter(reason, param_hint="TARGET")
-    return not is_file and not whole
+    is_file, named = is_stream(target) or name.lower().endswith(runner.SUFFIX), f"that ends in {runner.SUFFIX}"
+    return runner.is_for_files(sources, target, is_file=is_file, named=named, recursive=recursive or whole, whole=whole)
 
 
 def _check_new_folder(

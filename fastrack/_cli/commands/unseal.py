@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, Annotated, Any
 
 import typer
 
@@ -36,7 +36,7 @@ from fastrack._cli.options import (
     Recursive,
     SkipUnchecked,
 )
-from fastrack._cli.run import Job, Meter, Report
+from fastrack._cli.run import Batch, Job, Meter, Report
 from fastrack._cli.streams import open_sealed, require_files, require_one_stream, standard_output
 from fastrack._files.reader import SealedFile
 from fastrack._files.streams import unseal_to_stream
@@ -54,6 +54,8 @@ from fastrack._util.atomic import made_parents
 from fastrack._util.locations import require_local
 from fastrack._util.shown import format_size
 from fastrack.errors import FormatError
+
+_NO_DATA_SET = "expected none without the folder of a data set as SOURCE"
 
 
 def unseal(
@@ -102,14 +104,17 @@ def unseal(
 
     Tensors of --plain and --allow-plain are copied unchecked.
     """
-    given, target = runner.split_target(paths, out)
-    sources = runner.matches(given)
+    sources, target = runner.split_target(paths, out)
     source = sources[0]
     require_one_stream(*sources, *(key or ()))
     require_files(source, target, is_dry=dry_run)
     whole = len(sources) == 1 and source.is_dir() and not recursive
-    many = _are_many(sources, target, recursive=recursive, whole=whole)
-    _refuse_together(force and skip_existing, columns and (many or not is_data_set(source)))
+    is_file = is_stream(target) or (target.suffix != "" and not target.is_dir())
+    many = runner.is_for_files(
+        sources, target, is_file=is_file, named="with a suffix", recursive=recursive, whole=whole
+    )
+    refuse_options({"--skip-existing": force and skip_existing}, runner.NO_FORCE)
+    refuse_options({"--columns": columns and (many or not is_data_set(source))}, _NO_DATA_SET)
     output: Path | IO[bytes] = target
     if many:
         refuse_options({"--file-id": file_id and (recursive or len(sources) > 1)}, runner.ONE)
@@ -142,18 +147,12 @@ def unseal(
         copied = sum(len(report.plain) for report in reports)
         return f"{line}; not protected, copied as stored: {pluralize(copied, 'tensor')}" if copied else line
 
-    jobs = runner.expand(sources, target, many=many, recursive=recursive, suffix=runner.SUFFIX, anchor=anchored)
+    told: dict[str, Any] = {"as_json": as_json, "quiet": quiet, "is_dry": dry_run}
+    batch = Batch.of(
+        "unsealing", sources, target, many=many, recursive=recursive, suffix=runner.SUFFIX, anchor=anchored, **told
+    )
     with made_parents(target / "any") if many and not dry_run else nullcontext():
-        runner.run(
-            jobs, work, "unsealing", as_json=as_json, quiet=quiet, summary=summarize, target=target, is_dry=dry_run
-        )
-
-
-def _refuse_together(force_and_skip: object, columns_of_others: object) -> None:
-    """Refuse options that contradict each other, or the source."""
-    if force_and_skip:
-        raise typer.BadParameter("expected it without --force, got both", param_hint="--skip-existing")
-    refuse_options({"--columns": columns_of_others}, "expected none without the folder of a data set as SOURCE")
+        batch.run(work, summarize)
 
 
 def _check_folder(source: Path, target: Path, *, force: bool) -> None:
@@ -166,22 +165,6 @@ def _check_folder(source: Path, target: Path, *, force: bool) -> None:
     else:
         advice = "expected a sealed folder or a data set, got neither"
         raise IsADirectoryError(errno.EISDIR, f"{advice}; --recursive takes the files in it", str(source))
-
-
-def _are_many(sources: Sequence[Path], target: Path, *, recursive: bool, whole: bool) -> bool:
-    """Return True if the target is a folder for files: one that is there, or by its name."""
-    is_file = is_stream(target) or (target.suffix != "" and not target.is_dir())
-    if is_file and (recursive or len(sources) > 1):
-        got = f"{len(sources)} of them" if len(sources) > 1 else "a folder"
-        reason = f"expected one file for a TARGET with a suffix, got {got}. Name a folder as TARGET: {target.stem}"
-        raise typer.BadParameter(reason, param_hint="SOURCE")
-    if not is_file and len(sources) == 1 and is_stream(sources[0]):
-        reason = f"expected the name of a file for standard input, with a suffix, or -, got {target}"
-        raise typer.BadParameter(reason, param_hint="TARGET")
-    if not is_file and not whole and target.exists() and not target.is_dir():
-        reason = f"expected a folder, or a name with a suffix, got {target}, which is another file"
-        raise typer.BadParameter(reason, param_hint="TARGET")
-    return not is_file and not whole
 
 
 @dataclass(frozen=True, slots=True)

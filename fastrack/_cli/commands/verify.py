@@ -13,7 +13,7 @@ from fastrack._cli.console import clean, format_rate, new_table, pluralize
 from fastrack._cli.errors import refuse_options
 from fastrack._cli.files import as_location, check_expected, check_sealed, is_sealed_folder, open_ring
 from fastrack._cli.options import AnchorFile, Expect, FileId, JsonLines, KeyFiles, Quiet, Recursive
-from fastrack._cli.run import Job, Meter, Report
+from fastrack._cli.run import Batch, Job, Meter, Report
 from fastrack._cli.streams import open_sealed, require_one_stream
 from fastrack._files.reader import SealedFile, TensorCheck, check_file
 from fastrack._keys.keyring import KeyRing
@@ -72,8 +72,9 @@ def verify(
             return _verify_data_set(job.source, ring, meter, expect, anchored)
         return verify_contents(job.source, ring, meter, expect=expect, file_id=file_id, anchor=anchored)
 
-    jobs = runner.expand(paths, many=many, recursive=recursive, suffix=runner.SUFFIX, anchor=anchored)
-    runner.run(jobs, work, "verifying", as_json=as_json, quiet=quiet, member="path", in_full=False, summary=_summarize)
+    told: dict[str, Any] = {"as_json": as_json, "quiet": quiet, "member": "path"}
+    batch = Batch.of("verifying", paths, many=many, recursive=recursive, suffix=runner.SUFFIX, anchor=anchored, **told)
+    batch.run(work, _summarize, in_full=False)
 
 
 def _summarize(reports: Sequence[Report]) -> str:
@@ -98,11 +99,8 @@ def _verify_set(path: Path, anchor: Anchor | None, *, key: object, as_json: bool
             "alone; --recursive takes the files in it",
             param_hint="FILE",
         )
-    if key:
-        raise typer.BadParameter(
-            "expected none with a folder, which is compared with its manifest; verify its files one by one",
-            param_hint="--key, --expect, --file-id",
-        )
+    reason = "expected none with a folder, which is compared with its manifest; verify its files one by one"
+    refuse_options({"--key, --expect, --file-id": key}, reason)
     show_manifest(anchor.verify(path), path, as_json=as_json, ok=True)
 
 
