@@ -107,12 +107,9 @@ class _Commands(Mapping[str, Any]):
     """The commands by their names. Each is loaded when it is asked for, with what it works with."""
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self:
+        if name not in _TEXTS:
             raise KeyError(name)
         return _load(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in _TEXTS
 
     def __iter__(self) -> Iterator[str]:
         return iter(_TEXTS)

@@ -15,7 +15,7 @@ from fastrack import attest
 from fastrack._cli.commands.grant import Sign, load_signer
 from fastrack._cli.console import clean, note, pluralize, print_json, stdout
 from fastrack._cli.documents import await_document, check_document, parse_period, read_document, write_document
-from fastrack._cli.errors import show_errors
+from fastrack._cli.errors import refuse_options, show_errors
 from fastrack._cli.files import KEPT, check_new, open_ring
 from fastrack._cli.options import Json, KeyFile
 from fastrack._cli.proofs import lacking_states
@@ -92,8 +92,8 @@ def collect(
     The secret key that opens the answer stays in this process, so the answer must come while it runs. What it waits for
     is said on stderr, unless OFFER is standard output.
     """
-    if grants is not None and (not owner or out is None):
-        raise typer.BadParameter("expected --owner and --out with it, got less", param_hint="--grants")
+    is_less = grants is not None and (not owner or out is None)
+    refuse_options({"--grants": is_less}, "expected --owner and --out with it, got less")
     check_document(target)
     owners = [Verifier.load(path) for path in owner or ()]
     if grants is not None and grants != "-":  # an answer that is there is to an earlier offer

@@ -10,7 +10,7 @@ import typer
 
 from fastrack._cli.attest.exchange import Offered, read_clock, read_offer
 from fastrack._cli.console import print_json, stdout
-from fastrack._cli.errors import show_errors
+from fastrack._cli.errors import refuse_values, show_errors
 from fastrack._cli.options import Json
 from fastrack._net.addresses import require_service
 from fastrack.attest import CollateralServices, FetchedDocument, _exchange, fetch_collateral
@@ -91,10 +91,8 @@ def fetch(
 
 def _check_addresses(services: CollateralServices) -> None:
     for name, url in asdict(services).items():
-        try:
+        with refuse_values(f"--{name.replace('_', '-')}"):
             require_service(url, "fetching", has_path=True)
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint=f"--{name.replace('_', '-')}") from None
 
 
 def _line(document: FetchedDocument) -> str:

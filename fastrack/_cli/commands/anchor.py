@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fastrack._cli.console import clean, tell
-from fastrack._cli.errors import file_path
+from fastrack._cli.errors import file_path, refuse_values
 from fastrack._cli.files import check_directory
 from fastrack._cli.options import Json, Silent
 from fastrack._sets.anchor import Anchor
@@ -29,12 +29,8 @@ def anchor(
     """Make an anchor, which remembers the newest version of a set that was seen; or show one."""
     if owner is not None:
         check_directory(path)
-        try:
+        with refuse_values("--lineage"):
             made = Anchor.create(path, owner=Verifier.load(owner), lineage=lineage, least_version=least_version)
-        except ValueError as error:
-            if type(error) is not ValueError:
-                raise
-            raise typer.BadParameter(str(error), param_hint="--lineage") from None
     elif lineage is not None or least_version:
         raise typer.BadParameter("expected the owner's public file, to make an anchor, got none", param_hint="--owner")
     else:

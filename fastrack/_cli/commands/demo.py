@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,11 +20,14 @@ from fastrack._cli.commands.inspect import read_contents
 from fastrack._cli.console import clean, reporter
 from fastrack._cli.files import check_directory, check_target
 from fastrack._cli.measurements import narrow_console, wide_console
+from fastrack._files.reader import check_file
+from fastrack._files.writer import save_file
+from fastrack._keys.keys import Key
+from fastrack._sets.load_file import load_file
+from fastrack._transfer.api import to_device
 from fastrack._util.shown import format_size
 from fastrack.errors import AuthenticationError, FastrackError
-
-if TYPE_CHECKING:
-    from fastrack._keys.keys import Key
+from fastrack.format import CHUNK_SIZE, HEADER_SIZE, chunk_offset
 
 _SIZES = (16.0, 256.0)
 _WIDTH = 64  # characters of a row
@@ -67,9 +70,6 @@ def demo(
 
 def _tour(folder: Path, console: Console) -> list[float]:
     """Run the steps that take the key, and return losses along the training."""
-    from fastrack._files.writer import save_file
-    from fastrack._keys.keys import Key
-
     _step(console, 1, "The owner of the data makes a key, in a file that only its owner may read.")
     Key.generate().save(folder / "owner.key")
     key = Key.load(folder / "owner.key")
@@ -127,10 +127,7 @@ def _library() -> dict[str, Any]:
     }
 
 
-def _deliver(path: Path, key: "Key", tensors: dict[str, Any], console: Console) -> None:
-    from fastrack._sets.load_file import load_file
-    from fastrack._transfer.api import to_device
-
+def _deliver(path: Path, key: Key, tensors: dict[str, Any], console: Console) -> None:
     with load_file(path) as file:
         for name, original in tensors.items():
             arrived = to_device(file[name], keys=key)
@@ -150,7 +147,7 @@ def _require_same(name: str, arrived: Any, original: Any) -> None:
         raise FastrackError(f"{name!r} arrived with other bytes than were sealed; please report this")
 
 
-def _train_twice(path: Path, key: "Key", text: Any, console: Console) -> list[float]:
+def _train_twice(path: Path, key: Key, text: Any, console: Console) -> list[float]:
     if not find_spec("torch"):
         console.print("left out, as torch is not installed: pip install 'fastrack-io[torch]'")
         return []
@@ -238,12 +235,7 @@ def _train(loader: Iterable[Any], report: Callable[[str], None]) -> tuple[list[f
     return losses, weights, 1000 * median(stop - start for start, stop in pairwise(times))
 
 
-def _forge(path: Path, forged: Path, key: "Key", console: Console) -> None:
-    from fastrack._files.reader import check_file
-    from fastrack._sets.load_file import load_file
-    from fastrack._transfer.api import to_device
-    from fastrack.format import CHUNK_SIZE, HEADER_SIZE, chunk_offset
-
+def _forge(path: Path, forged: Path, key: Key, console: Console) -> None:
     data = bytearray(path.read_bytes())
     with load_file(path) as file:
         message = file["text"].message

@@ -17,12 +17,16 @@ from rich.table import Table
 
 from fastrack._cli.commands.selftest import CudaCheck, EngineCheck, check_cuda, check_engine
 from fastrack._cli.console import clean, print_json, stdout
-from fastrack._cli.errors import message_of
+from fastrack._cli.errors import message_of, refuse_options
 from fastrack._cli.machine import Cpu, CpuTee, Memory, read_cpu, read_memory, read_software, read_tee
 from fastrack._cli.options import Json
 from fastrack._cli.proofs import Proof, lacking_states, read_proofs
+from fastrack._crypto import native
 from fastrack._devices.nvml import Gpu, Graphics, read_graphics
+from fastrack._keys.keyring import KEY_FILE_VARIABLE, KeyFolder, is_path, is_wrapped
+from fastrack._keys.keys import Key
 from fastrack._util.cpus import cpu_quota
+from fastrack._util.key_text import looks_secret
 from fastrack._util.shown import format_size
 from fastrack.errors import FastrackError
 
@@ -43,8 +47,7 @@ def doctor(
 ) -> None:
     """Examine this machine, and state what is protected on it and what is not."""
     for folder in folders or ():
-        if not folder.is_dir():
-            raise typer.BadParameter(f"expected a folder, got {str(folder)!r}", param_hint="FOLDER")
+        refuse_options({"FOLDER": not folder.is_dir()}, f"expected a folder, got {str(folder)!r}")
     facts = gather(folders or ())
     statements = state(facts)
     if as_json:
@@ -125,8 +128,6 @@ def find_left_over(folders: Iterable[Path]) -> list[str]:
 
 def read_machine_code() -> dict[str, str | None]:
     """Return the file and the origin of the engines' machine code, or the reason why it is absent and advice."""
-    from fastrack._crypto import native
-
     module = native.load()
     made = {} if module is None else native.module_facts(module)
     made_by = f"numba {made['numba']}, LLVM {made['llvm']}" if made else None
@@ -139,10 +140,6 @@ def read_key_file() -> KeyFile:
     From a folder, the sealing key is loaded. Providers are not asked, even for a wrapped key file, and no descriptor
     is read.
     """
-    from fastrack._keys.keyring import KEY_FILE_VARIABLE, KeyFolder, is_path, is_wrapped
-    from fastrack._keys.keys import Key
-    from fastrack._util.key_text import looks_secret
-
     path = os.environ.get(KEY_FILE_VARIABLE)
     if not path:
         return KeyFile()

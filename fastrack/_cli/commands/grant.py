@@ -13,7 +13,7 @@ from typing import Annotated, Self
 import typer
 
 from fastrack._cli.console import clean, pluralize, remove, tell
-from fastrack._cli.errors import refuse_values
+from fastrack._cli.errors import refuse_options, refuse_values
 from fastrack._cli.files import check_directory, check_sealed, check_target, open_ring
 from fastrack._cli.options import Json, Silent
 from fastrack._keys.grants import NO_ID, ids_of, read_unverified
@@ -76,8 +76,7 @@ def grant(
     """Wrap a key for recipients, in a signed file beside the data, which stays as it is."""
     path, notes = Path(source), list[str]()
     if not source.endswith(".grants"):
-        if drop:
-            raise typer.BadParameter("expected none for a key that is granted anew", param_hint="--drop")
+        refuse_options({"--drop": drop}, "expected none for a key that is granted anew")
         notes = [f"{each}: its shards of today; grant the key again when it has grown" for each in _data_sets(file)]
         path = Path(f"{source}.grants") if out is None else out
         grants = _issue(source, path, to, sign, passphrase, file, expires, least_version)
@@ -136,9 +135,8 @@ def _issue(
     expires: str | None,
     least_version: int,
 ) -> Grants:
-    if not to and not passphrase:
-        reason = "expected a recipient, got none; name a public file, or use --passphrase"
-        raise typer.BadParameter(reason, param_hint="--to")
+    reason = "expected a recipient, got none; name a public file, or use --passphrase"
+    refuse_options({"--to": not to and not passphrase}, reason)
     check_directory(target)
     if target.exists():
         advice = "it exists and is left as it was; name it in place of KEY to change it"
@@ -175,9 +173,8 @@ def _change(
         dropped = ids_of(grants, drop or ())
     recipients = load_recipients(to)
     if to or passphrase:
-        if key is None and identity is None:
-            reason = "expected the granted key, to wrap it, got none; or pass --identity"
-            raise typer.BadParameter(reason, param_hint="--key")
+        reason = "expected the granted key, to wrap it, got none; or pass --identity"
+        refuse_options({"--key": key is None and identity is None}, reason)
         granted = None if key is None else open_ring(key).first
         secret = None if identity is None else Identity.load(identity)
         text = _ask_passphrase() if passphrase else None

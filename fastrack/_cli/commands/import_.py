@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from fastrack._cli.console import clean, pluralize, print_lines, reporter, tell
-from fastrack._cli.errors import is_of_location
+from fastrack._cli.errors import is_of_location, refuse_options
 from fastrack._cli.files import as_location, is_stream, load_engine, open_ring
 from fastrack._cli.options import Json, KeyFile, Quiet
 from fastrack._keys.keyring import KEY_FILE_VARIABLE
@@ -84,23 +84,18 @@ def import_(
     """Seal images, text, records or tables into a folder of shards, sample by sample."""
     paths = [*paths, *([] if out is None else [out])]
     *sources, target = paths
-    if not sources:
-        raise typer.BadParameter("expected a source and a folder to write, got one path", param_hint="SOURCE... FOLDER")
+    refuse_options({"SOURCE... FOLDER": not sources}, "expected a source and a folder to write, got one path")
     if any(map(is_stream, (*sources, target))):
         raise typer.BadParameter("expected files and a folder, got -. Put standard input into a file of their suffix")
-    if target.suffix == ".safetensors" and not (target.is_dir() or append or resume):
-        raise typer.BadParameter(
-            f"expected a folder, got {target}, a file's name. Leave .safetensors out", param_hint="FOLDER"
-        )
-    if resume and append:
-        advice = "resume what was interrupted, then append"
-        raise typer.BadParameter(f"expected it or --resume, got both; {advice}", param_hint="--append")
-    if skip_existing and not (resume or append):
-        raise typer.BadParameter("expected --append or --resume beside it, got neither", param_hint="--skip-existing")
+    is_file = target.suffix == ".safetensors" and not (target.is_dir() or append or resume)
+    refuse_options({"FOLDER": is_file}, f"expected a folder, got {target}, a file's name. Leave .safetensors out")
+    advice = "resume what was interrupted, then append"
+    refuse_options({"--append": resume and append}, f"expected it or --resume, got both; {advice}")
+    is_alone = skip_existing and not (resume or append)
+    refuse_options({"--skip-existing": is_alone}, "expected --append or --resume beside it, got neither")
     folder = as_location(target)
     names = [name for text in columns or () for name in text.split(",")]
-    if not all(names):
-        raise typer.BadParameter("expected names with commas between them, got an empty one", param_hint="--columns")
+    refuse_options({"--columns": not all(names)}, "expected names with commas between them, got an empty one")
     schema = _schema_of(null or (), types or ())
     owner = None if dry_run and not (resume or append) else _open_key(key)
     load_engine("sealing")
@@ -146,10 +141,9 @@ def _schema_of(nulls: Sequence[str], types: Sequence[str]) -> Schema:
     """Return the schema that --null and --type give."""
     pairs = [text.rpartition("=") for text in types]
     for (name, _, _), text in zip(pairs, types, strict=True):
-        if not name:
-            raise typer.BadParameter(f"expected name=type, got {shown(text)}", param_hint="--type")
-        if re.search("=(bool|float|int|text),", name):
-            raise typer.BadParameter(f"expected one name=type, got {shown(text)}. Repeat --type", param_hint="--type")
+        refuse_options({"--type": not name}, f"expected name=type, got {shown(text)}")
+        is_list = re.search("=(bool|float|int|text),", name)
+        refuse_options({"--type": is_list}, f"expected one name=type, got {shown(text)}. Repeat --type")
     try:
         return Schema.of([null for text in nulls for null in text.split(",")], {name: kind for name, _, kind in pairs})
     except ValueError as error:

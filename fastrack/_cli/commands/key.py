@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from fastrack._cli.console import clean, new_table, note, print_json, print_lines
-from fastrack._cli.errors import error_document, name_source, refuse_values, show_errors
+from fastrack._cli.errors import error_document, name_source, refuse_options, refuse_values, show_errors
 from fastrack._cli.files import open_ring
 from fastrack._cli.options import Json, Silent
 from fastrack._keys.keys import Key, key_file_id
@@ -138,9 +138,9 @@ def _change(sources: list[str], *, is_wanted: bool, as_json: bool) -> str:
 
     path = Path(sources[0])
     old = WrappedKey.load(path) if path.suffix == ".wrapped" else None
-    if len(sources) > 1 or not (is_wanted if old is None else old.provider == Passphrase.provider):
-        reason = "expected one key file, and to change or to take away a passphrase one that has it, got others"
-        raise typer.BadParameter(reason, param_hint="--passphrase")
+    is_other = len(sources) > 1 or not (is_wanted if old is None else old.provider == Passphrase.provider)
+    reason = "expected one key file, and to change or to take away a passphrase one that has it, got others"
+    refuse_options({"--passphrase": is_other}, reason)
     key = Key.load(path) if old is None else old.unwrap()
     if not is_wanted:
         key.save(target := path.with_suffix(""))

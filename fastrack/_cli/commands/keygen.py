@@ -96,10 +96,8 @@ def _open_wrapper(path: Path, uri: str) -> "KeyWrapper":
     if path.suffix != ".wrapped":
         raise typer.BadParameter(f"expected a path with the suffix .wrapped, such as {path.name}.wrapped, got another")
     check_new(path, "exists and was left as it was. Choose another name")
-    try:
+    with refuse_values("--wrap"):
         return open_wrapper(uri)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--wrap") from None
 
 
 def _make_pair(

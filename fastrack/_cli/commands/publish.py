@@ -7,7 +7,7 @@ import typer
 
 from fastrack._cli.commands.grant import Sign, load_signer
 from fastrack._cli.console import clean, pluralize, tell
-from fastrack._cli.errors import refuse_values
+from fastrack._cli.errors import refuse_options, refuse_values
 from fastrack._cli.files import check_directory
 from fastrack._cli.options import AnchorFile, Json, Silent
 from fastrack._sets.anchor import manifest_path
@@ -37,8 +37,8 @@ def publish(
 ) -> None:
     """Sign a manifest of files: the next version, if there is one already."""
     signer = load_signer(sign)
-    if out is None and len(paths) != 1:
-        raise typer.BadParameter(f"expected the manifest of {len(paths)} paths, got none", param_hint="--out")
+    is_unnamed = out is None and len(paths) != 1
+    refuse_options({"--out": is_unnamed}, f"expected the manifest of {len(paths)} paths, got none")
     target = manifest_path(paths[0]) if out is None else out
     check_directory(target)
     with refuse_values("PATH"):

@@ -6,6 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from fastrack._crypto import engine as engines
+from fastrack._crypto.cobblestone import MessageKey, chunk_nonce
+from fastrack._keys.keys import Key
+from fastrack._sealed.seal import seal, unseal
+from fastrack._sealed.tensor import SealedTensor
+from fastrack._transfer.channel import Channel
+from fastrack.errors import AuthenticationError, DeviceError, FastrackError
+from fastrack.format import HEADER_SIZE, SEALED_CHUNK_SIZE, ciphertext_size
+
 _SIZE = 1 << 20
 _TIMING = 0.2  # seconds for each of the two timings
 
@@ -38,11 +47,6 @@ def check_engine(engine: Any = None) -> EngineCheck:
     """Seal 1 MiB, open it with OpenSSL and with the engine, and check that a flipped bit is refused."""
     import numpy as np
 
-    from fastrack._crypto import engine as engines
-    from fastrack._crypto.cobblestone import MessageKey
-    from fastrack.errors import DeviceError
-    from fastrack.format import ciphertext_size
-
     try:
         choice = engines.selected_engine()
         engine = engine or engines.get_engine(threads=1)
@@ -71,13 +75,6 @@ def check_engine(engine: Any = None) -> EngineCheck:
 def check_cuda() -> CudaCheck:
     """Open 1 MiB on the first GPU, seal it there, open it on the host, and check that a flipped bit is refused."""
     import numpy as np
-
-    from fastrack._keys.keys import Key
-    from fastrack._sealed.seal import seal, unseal
-    from fastrack._sealed.tensor import SealedTensor
-    from fastrack._transfer.channel import Channel
-    from fastrack.errors import AuthenticationError, FastrackError
-    from fastrack.format import HEADER_SIZE, SEALED_CHUNK_SIZE
 
     key = Key.generate()
     plain = np.frombuffer(os.urandom(_SIZE), np.uint8)
@@ -109,9 +106,6 @@ def check_cuda() -> CudaCheck:
 def _compare(engine: Any, schedule: Any, key: Any, plain: Any, sealed: Any, opened: Any) -> str | None:
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    from fastrack._crypto.cobblestone import chunk_nonce
-    from fastrack.format import SEALED_CHUNK_SIZE
 
     cipher, data = AESGCM(bytes(key.key)), sealed.tobytes()
     try:

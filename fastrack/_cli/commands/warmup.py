@@ -2,19 +2,14 @@
 
 import time
 from dataclasses import asdict
-from typing import Annotated
-
-import typer
 
 from fastrack._cli.commands.selftest import check_cuda
 from fastrack._cli.console import clean, tell
-from fastrack._cli.options import Json
+from fastrack._cli.options import Json, Silent
 from fastrack._devices.nvml import read_graphics
 
 
-def warmup(
-    *, quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors alone.")] = False, as_json: Json = False
-) -> None:
+def warmup(*, quiet: Silent = False, as_json: Json = False) -> None:
     """Load the kernels on this machine's GPU; those that fastrack does not bring for it are compiled and cached."""
     start = time.perf_counter()
     cuda = check_cuda() if read_graphics().gpus else None  # this loads them

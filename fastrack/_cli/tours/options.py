@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fastrack._cli.errors import refuse_options
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError, RollbackError
 from fastrack.grants import Verifier
@@ -24,11 +25,9 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 def load_chain(source: Path, owner: Verifier, digest: str | None = None) -> Chain:
     """Read and verify a chain, in a file or in a model folder. Raise `RollbackError` if it is one of another plan."""
-    if digest is not None and not _DIGEST.fullmatch(digest):
-        raise typer.BadParameter(
-            f"expected 64 hexadecimal digits, got {shown(digest)}; `fastrack tour plan` prints them",
-            param_hint="--plan-digest",
-        )
+    is_other = digest is not None and not _DIGEST.fullmatch(digest)
+    reason = f"expected 64 hexadecimal digits, got {shown(digest or '')}; `fastrack tour plan` prints them"
+    refuse_options({"--plan-digest": is_other}, reason)
     chain = Chain.load(source / CHAIN if source.is_dir() else source, owner=owner)
     if digest not in {None, chain.plan.digest}:
         raise RollbackError(

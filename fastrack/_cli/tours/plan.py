@@ -13,6 +13,7 @@ from fastrack._cli.commands.broker import Signer
 from fastrack._cli.commands.grant import load_signer
 from fastrack._cli.console import clean, pluralize, tell
 from fastrack._cli.documents import parse_period
+from fastrack._cli.errors import refuse_options
 from fastrack._cli.files import check_new, check_source
 from fastrack._cli.options import Json
 from fastrack._util.shown import shown
@@ -78,15 +79,13 @@ def plan(
 
 def _read_holder(text: str) -> tuple[str, Verifier]:
     name, _, path = text.partition("=")
-    if not _NAME.fullmatch(name) or not path:
-        raise typer.BadParameter(f"expected NAME=PUBLIC, got {shown(text)}", param_hint="--holder")
+    is_other = not _NAME.fullmatch(name) or not path
+    refuse_options({"--holder": is_other}, f"expected NAME=PUBLIC, got {shown(text)}")
     return name, Verifier.load(path)
 
 
 def _read_order(text: str, holders: dict[str, Verifier]) -> list[str]:
     names = text.split(",")
-    if set(names) != set(holders):
-        raise typer.BadParameter(
-            f"expected each of {', '.join(holders)} and no other name, got {shown(text)}", param_hint="--order"
-        )
+    reason = f"expected each of {', '.join(holders)} and no other name, got {shown(text)}"
+    refuse_options({"--order": set(names) != set(holders)}, reason)
     return names
