@@ -1,4 +1,4 @@
-"""The command line, one file for each command. Commands import heavy packages when they need them."""
+"""The command line, one file for each command, which is loaded when it is used."""
 
 import contextlib
 import io

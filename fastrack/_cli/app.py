@@ -146,8 +146,7 @@ app = typer.Typer(
 def _options(
     *,
     version: Annotated[
-        bool,
-        typer.Option("--version", "-V", help="Show the version and exit.", callback=_show_version, is_eager=True),
+        bool, typer.Option("--version", "-V", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     """Move sealed tensors from their owner to a device, without plaintext on the way."""

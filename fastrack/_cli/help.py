@@ -93,8 +93,7 @@ ALIASES = {
 def help_(
     ctx: typer.Context,
     words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[COMMAND | TOPIC]", help=f"A command; or one of {', '.join(TOPICS)}."),
+        list[str] | None, typer.Argument(metavar="[COMMAND | TOPIC]", help=f"A command; or one of {', '.join(TOPICS)}.")
     ] = None,
 ) -> None:
     """Show the help of a command, or a short text on a topic."""

@@ -52,9 +52,6 @@ AnchorFile = Annotated[
     ),
 ]
 KeyFile = Annotated[str | None, typer.Option("--key", "-k", metavar="KEY", help=KEY_HELP)]
-KeyFiles = Annotated[
-    list[str] | None,
-    typer.Option("--key", "-k", metavar="KEY", help=f"{KEY_HELP} May be repeated."),
-]
+KeyFiles = Annotated[list[str] | None, typer.Option("--key", "-k", metavar="KEY", help=f"{KEY_HELP} May be repeated.")]
 Bits = Literal["256", "128"]
 Algorithm = Literal["MLKEM768_X25519", "P-384", "Ed25519", "ML-DSA-65"]

@@ -228,12 +228,7 @@ def lay_out(text: str) -> str:
 
 def _wrap(text: str, width: int, first: str, others: str) -> list[str]:
     return textwrap.wrap(
-        text,
-        width,
-        initial_indent=first,
-        subsequent_indent=others,
-        break_long_words=False,
-        break_on_hyphens=False,
+        text, width, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
     ) or [first.rstrip()]
 
 

@@ -55,16 +55,6 @@ class Job:
     source: Path
     name: Path
 
-    @property
-    def is_sealed_folder(self) -> bool:
-        """True for a folder that `seal` made."""
-        return is_sealed_folder(self.source)
-
-    @property
-    def is_data_set(self) -> bool:
-        """True for a folder of shards that `import` made."""
-        return is_data_set(self.source)
-
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -245,7 +235,7 @@ class Batch:
             for job, size in zip(self.jobs, sizes, strict=True):
                 meter = Meter(self.verb, progress, is_dry=self.is_dry)
                 try:
-                    is_whole = job.is_sealed_folder or (self.verb != "sealing" and job.is_data_set)
+                    is_whole = is_sealed_folder(job.source) or (self.verb != "sealing" and is_data_set(job.source))
                     if job.source.is_dir() and not is_whole:
                         raise IsADirectoryError(A_FOLDER)
                     report = work(job, meter)

@@ -72,25 +72,21 @@ def _write_lines(file: Any, columns: dict[str, Column], batches: Batches) -> Non
             f"exporting lines: expected one column of text, got {got}. Choose one (columns=, --columns), or a target "
             "that ends with .jsonl or .parquet"
         )
+
+    def odd(index: int, expected: str, got: str) -> FormatError:
+        advice = "Choose a target that ends with .jsonl or .parquet"
+        return FormatError(f"sample {index}: {name!r:.80}: expected {expected}, got {got}. {advice}")
+
     first = 0
     for batch in batches:
         lines, mask = list(records_of(batch[name].block)), batch[name].mask
         if mask is not None and not mask.all():
-            raise FormatError(
-                f"sample {first + int(mask.argmin())}: {name!r:.80}: expected a text, got a null, which a line cannot "
-                "tell. Choose a target that ends with .jsonl or .parquet"
-            )
+            raise odd(first + int(mask.argmin()), "a text", "a null, which a line cannot tell")
         if not first and lines and lines[0].startswith(MARKS):
-            raise FormatError(
-                f"sample 0: {name!r:.80}: expected a text, got a byte-order mark before it, which a file of text has "
-                "for itself. Choose a target that ends with .jsonl or .parquet"
-            )
+            raise odd(0, "a text", "a byte-order mark before it, which a file of text has for itself")
         for index, line in enumerate(lines, first):
             if b"\n" in line or line.endswith(b"\r"):
-                raise FormatError(
-                    f"sample {index}: {name!r:.80}: expected a text of one line, got an end of a line in it. Choose a "
-                    "target that ends with .jsonl or .parquet"
-                )
+                raise odd(index, "a text of one line", "an end of a line in it")
         file.write(b"".join(line + b"\n" for line in lines))
         first += len(lines)
 

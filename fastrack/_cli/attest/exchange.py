@@ -189,12 +189,7 @@ def grant(
         show_errors(map(str, found))
         raise typer.Exit(_REFUSED)
     grants = issue_grants(
-        found,
-        ring,
-        signer=signer,
-        now=read_clock(),
-        lifetime=parse_period(lifetime, "--lifetime"),
-        files=file_id,
+        found, ring, signer=signer, now=read_clock(), lifetime=parse_period(lifetime, "--lifetime"), files=file_id
     )
     _use_up(challenge, found.challenge_id)
     write_document(out, grants)

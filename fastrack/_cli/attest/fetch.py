@@ -65,7 +65,9 @@ def fetch(
         "nvidia_ocsp": nvidia_ocsp,
     }
     services = CollateralServices(**{name: url.rstrip("/") for name, url in given.items() if url is not None})
-    _check_addresses(services)
+    for name, url in asdict(services).items():
+        with refuse_values(f"--{name.replace('_', '-')}"):
+            require_service(url, "fetching", has_path=True)
     documents = []
     for document in fetch_collateral(
         read_offer(source).evidence,
@@ -87,12 +89,6 @@ def fetch(
         print_json(documents=[_members(document) for document in documents])
     if any(document.kept_because is not None for document in documents):
         raise typer.Exit(1)
-
-
-def _check_addresses(services: CollateralServices) -> None:
-    for name, url in asdict(services).items():
-        with refuse_values(f"--{name.replace('_', '-')}"):
-            require_service(url, "fetching", has_path=True)
 
 
 def _line(document: FetchedDocument) -> str:

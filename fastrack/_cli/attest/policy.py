@@ -31,8 +31,7 @@ def policy(
         bool, typer.Option("--unverified", help="Draft what the offer claims, though anyone can write that.")
     ] = False,
     diff: Annotated[
-        Path | None,
-        typer.Option("--diff", metavar="OLD", help="Print what differs from a policy; status 1 if any."),
+        Path | None, typer.Option("--diff", metavar="OLD", help="Print what differs from a policy; status 1 if any.")
     ] = None,
     as_json: Json = False,
 ) -> None:

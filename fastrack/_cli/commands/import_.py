@@ -6,7 +6,7 @@ import re
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,15 +62,13 @@ def import_(
         typer.Option("--type", metavar="NAME=TYPE", help="bool, float, int or text for a column of CSV. Repeatable."),
     ] = None,
     resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Go on with the last run; SOURCE is compared first."),
+        bool, typer.Option("--resume", help="Go on with the last run; SOURCE is compared first.")
     ] = False,
     append: Annotated[
         bool, typer.Option("--append", help="Add the samples of SOURCE to the data set in FOLDER.")
     ] = False,
     skip_existing: Annotated[
-        bool,
-        typer.Option("--skip-existing", help="With these two: leave out unchanged files of FOLDER."),
+        bool, typer.Option("--skip-existing", help="With these two: leave out unchanged files of FOLDER.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Read and check all of SOURCE, and write nothing.")
@@ -112,8 +110,8 @@ def import_(
     )
     given: dict[str, Any] = {"--key": key, "--columns": ",".join(names), "--skip-existing": skip_existing}
     given |= {"--null": null, "--type": types, "--shard-size": shard_size if shard_size != _SHARD_SIZE else None}
-    with _telling_how_far(work, paths, {**given, "--append": append}), _progress(work, quiet=quiet) as progress:
-        work.work(owner, shard_size * _MIB, progress)
+    with _telling_how_far(work, paths, {**given, "--append": append}), reporter("importing:", quiet=quiet) as report:
+        work.work(owner, shard_size * _MIB, lambda _: report(_count(work)))
     seconds = time.perf_counter() - start
     command = _command(paths, {**given, "--append": append, "--resume": resume}) if dry_run else None
     if quiet and not as_json:
@@ -159,14 +157,8 @@ def _open_key(source: str | None) -> Any:
     return open_ring(source, to="seal").first
 
 
-@contextlib.contextmanager
-def _progress(work: Import, *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Yield a function to call after each batch, which shows files, samples and bytes on a terminal, unless quiet."""
-    with reporter("importing:", quiet=quiet) as report:
-        yield lambda _: report(_count(work))
-
-
 def _count(work: Import) -> str:
+    """Return the files, samples and bytes that were read."""
     place = work.place if work.begun else None
     files = pluralize(work.begun, "file") if place is None else f"file {place[0]} of {place[1]}"
     return f"{files}, {pluralize(work.read, 'sample')}, {format_size(work.nbytes)}"

@@ -46,9 +46,9 @@ def inspect(
         raise IsADirectoryError(errno.EISDIR, runner.A_FOLDER, str(paths[0]))
 
     def work(job: Job, _: object) -> Report:
-        if job.is_data_set:
+        if is_data_set(job.source):
             return _report_data_set(job.source)
-        return _report_folder(job.source) if job.is_sealed_folder else _report(job.source)
+        return _report_folder(job.source) if is_sealed_folder(job.source) else _report(job.source)
 
     told: dict[str, Any] = {"as_json": as_json, "member": "path"}
     batch = Batch.of("reading", paths, many=many, recursive=recursive, suffix=runner.SUFFIX, **told)

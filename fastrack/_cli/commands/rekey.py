@@ -66,7 +66,7 @@ def rekey(
     ring, owner = open_ring(key), open_ring(new).first
 
     def work(job: Job, meter: Meter) -> Report:
-        if job.is_data_set:
+        if is_data_set(job.source):
             return _rekey_data_set(source, target, ring, owner, meter)
         return _rekey_file(source, as_location(target), ring, owner, meter, plain=plain or (), overwrite=force)
 
@@ -74,14 +74,7 @@ def rekey(
 
 
 def _rekey_file(
-    source: Path,
-    location: Location,
-    ring: KeyRing,
-    owner: Key,
-    meter: Meter,
-    *,
-    plain: Sequence[str],
-    overwrite: bool,
+    source: Path, location: Location, ring: KeyRing, owner: Key, meter: Meter, *, plain: Sequence[str], overwrite: bool
 ) -> Report:
     """Seal the tensors of a file anew, into another file."""
     with load_file(as_location(source)) as file:

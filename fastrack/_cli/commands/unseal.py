@@ -137,7 +137,7 @@ def unseal(
     def work(job: Job, meter: Meter) -> Report | None:
         if many:
             return opener.unseal_into(target, job, meter)
-        if job.is_data_set:
+        if is_data_set(job.source):
             names = [name for text in columns or () for name in text.split(",")]
             return opener.export(source, target, names or None, meter)
         return opener.unseal_folder(source, target, meter) if whole else opener.unseal(source, output, meter)
@@ -230,8 +230,8 @@ class _Opener:
 
     def unseal_into(self, folder: Path, job: Job, meter: Meter) -> Report | None:
         """Decrypt one of many files into a folder."""
-        if job.is_sealed_folder or job.is_data_set:
-            kind = "data set" if job.is_data_set else "sealed folder"
+        if is_sealed_folder(job.source) or is_data_set(job.source):
+            kind = "data set" if is_data_set(job.source) else "sealed folder"
             raise FormatError(f"{job.source}: expected a file, got a {kind}. Unseal it by itself")
         return self.unseal(job.source, folder / job.name, meter, into=True)
 

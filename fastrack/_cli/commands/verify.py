@@ -66,9 +66,9 @@ def verify(
     ring = open_ring(key)
 
     def work(job: Job, meter: Meter) -> Report:
-        if job.is_sealed_folder:
+        if is_sealed_folder(job.source):
             return _verify_folder(job.source, ring, meter, anchored)
-        if job.is_data_set:
+        if is_data_set(job.source):
             return _verify_data_set(job.source, ring, meter, expect, anchored)
         return verify_contents(job.source, ring, meter, expect=expect, file_id=file_id, anchor=anchored)
 

@@ -7,15 +7,7 @@ import typer
 
 from fastrack import load_file, tour
 from fastrack._cli.attest.exchange import Collateral, UnderPolicy, load_collateral, read_clock
-from fastrack._cli.commands.broker import (
-    Certificate,
-    Host,
-    InsecureLoopback,
-    Port,
-    PrivateKey,
-    Signer,
-    check_tls,
-)
+from fastrack._cli.commands.broker import Certificate, Host, InsecureLoopback, Port, PrivateKey, Signer, check_tls
 from fastrack._cli.commands.grant import load_signer
 from fastrack._cli.console import clean, tell
 from fastrack._cli.errors import refuse_values

@@ -33,8 +33,7 @@ def verify(
         Path | None, typer.Option(metavar="FOLDER", help="Compare the model in this folder with the last receipt.")
     ] = None,
     database: Annotated[
-        Path | None,
-        typer.Option(metavar="DATABASE", help="A holder's: compare its consents and receipts."),
+        Path | None, typer.Option(metavar="DATABASE", help="A holder's: compare its consents and receipts.")
     ] = None,
     partial: Annotated[
         bool, typer.Option("--partial", help="Accept a chain without the owner's completion: the tour goes on.")
