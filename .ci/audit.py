@@ -25,7 +25,7 @@ ENTRIES = {
     "to_device": "_transfer/api.py",
 }
 GENERATOR = "_crypto/native/"  # builds the native extension; it does not run where fastrack does
-RELEASE = ("attest/", "grants/", "providers/", "_keys/")  # but for what the core needs of keys
+RELEASE = ("attest/", "grants/", "providers/", "_net/", "_service/", "_keys/")  # but for what the core needs of keys
 _QUIET = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 HEAD = """\
 # What an auditor reads
