@@ -9,7 +9,7 @@ import pytest
 from helpers.staged import staged_channel
 
 import fastrack
-from fastrack._training import loader as loader_module
+from fastrack._training import prefetch as loader_module
 from fastrack._util.locations import Url, locate
 
 torch = pytest.importorskip("torch", reason="torch is not installed")

@@ -100,7 +100,7 @@ def test_each_call_is_told_of_the_failure_of_a_joined_request_and_may_try_again(
 
 def test_the_headers_of_an_iteration_are_authenticated_once_before_its_downloads(url, key, images, monkeypatch):
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    from fastrack._training import loader as loading
+    from fastrack._training import prefetch as loading
 
     seen = []
 

@@ -19,6 +19,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Seque
 
 import fastrack
 import fastrack._training.loader
+import fastrack._training.prefetch
 import fastrack._transfer.api
 from fastrack import Key, UnknownKeyError, wrap
 
@@ -488,7 +489,7 @@ class TestStreams:
             seen.append(getattr(here, "stream", None))
             return {"x": Tensor(), "n": batch}
 
-        monkeypatch.setattr(fastrack._training.loader, "to_device", to_device)
+        monkeypatch.setattr(fastrack._training.prefetch, "to_device", to_device)
         return cuda, seen
 
     def test_is_one_of_their_own_and_they_are_handed_over_to_the_consumers(self, torch_with_streams):

@@ -21,7 +21,7 @@ from helpers.tampering import tampered
 from torch.utils.data import DataLoader
 
 import fastrack
-import fastrack._training.loader
+import fastrack._training.prefetch
 import fastrack._transfer.api
 from fastrack import AuthenticationError, DeviceError, Key, wrap
 
@@ -417,8 +417,8 @@ class TestTheEndOfTheProcess:
         waiting = threading.Thread(target=next, args=(iterator, None))
         waiting.start()
         assert has_begun.wait(PATIENCE)
-        monkeypatch.setattr(fastrack._training.loader, "_EXIT_TIMEOUT", 0.05)
-        fastrack._training.loader._stop_all()
+        monkeypatch.setattr(fastrack._training.prefetch, "_EXIT_TIMEOUT", 0.05)
+        fastrack._training.prefetch._stop_all()
         assert loader_threads()
         may_go.set()
         waiting.join(PATIENCE)
