@@ -15,7 +15,7 @@ import numpy as np
 from fastrack._samples import archives, folders, json_lines, tables
 from fastrack._samples.blocks import VALID, Block, Column, is_value, require_names, source_columns
 from fastrack._samples.csv import csv_files
-from fastrack._samples.csv.cells import Schema
+from fastrack._samples.csv.cell_types import Schema
 from fastrack._samples.text_lines import Line, read_lines, require_text, take
 from fastrack._util.locations import Location, locate_local
 from fastrack._util.regular_file import matches, not_found

@@ -9,7 +9,7 @@ from typing import Any
 from fastrack._keys.keyring import KeyLike
 from fastrack._samples import readers
 from fastrack._samples.blocks import Column
-from fastrack._samples.csv.cells import Schema
+from fastrack._samples.csv.cell_types import Schema
 from fastrack._samples.imports import Batches, Import
 from fastrack._util.locations import locate_target
 from fastrack._util.public import public

@@ -17,7 +17,7 @@ import numpy as np
 
 from fastrack._samples import arrow_types
 from fastrack._samples.blocks import Block, Column
-from fastrack._samples.csv.cells import LONGEST_CELL
+from fastrack._samples.csv.cell_types import LONGEST_CELL
 from fastrack._samples.text_lines import MARKS
 from fastrack._tensors import arrays, dtypes
 from fastrack.errors import FormatError

@@ -258,7 +258,7 @@ def test_an_import_that_is_interrupted_at_the_first_look_says_how_to_go_on(cli, 
         raise KeyboardInterrupt
 
     (folder / "my.csv").write_text("id\n1\n")
-    monkeypatch.setattr("fastrack._samples.csv.cells.TextCells.judge", interrupt)
+    monkeypatch.setattr("fastrack._samples.csv.cell_types.TextCells.judge", interrupt)
     error = cli(f"import my.csv out {key}", status=130).output
     stopped = "; stopped in my.csv, file 1 of 1"
     assert error == f"error: interrupted: nothing was stored{stopped}; the same command begins again\n"

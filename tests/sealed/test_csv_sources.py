@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fastrack import FormatError, SealedDataset, export_samples, import_samples
 from fastrack._samples.csv import csv_files
-from fastrack._samples.csv.cells import Schema, judge_cell
+from fastrack._samples.csv.cell_types import Schema, judge_cell
 from fastrack._samples.readers import open_source
 
 

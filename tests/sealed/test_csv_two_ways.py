@@ -7,7 +7,7 @@ import pytest
 
 from fastrack import FormatError
 from fastrack._samples.csv import csv_arrow
-from fastrack._samples.csv.cells import Schema
+from fastrack._samples.csv.cell_types import Schema
 from fastrack._samples.readers import open_source
 
 pytest.importorskip("pyarrow")

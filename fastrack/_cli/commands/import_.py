@@ -18,7 +18,7 @@ from fastrack._cli.files import as_location, is_stream, load_engine, open_ring
 from fastrack._cli.options import Json, KeyFile, Quiet
 from fastrack._keys.keyring import KEY_FILE_VARIABLE
 from fastrack._samples.blocks import VALID, Column
-from fastrack._samples.csv.cells import Schema
+from fastrack._samples.csv.cell_types import Schema
 from fastrack._samples.imports import STORED, Import
 from fastrack._samples.sources import open_import
 from fastrack._util.shown import format_size, shown

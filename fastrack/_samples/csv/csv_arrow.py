@@ -19,7 +19,7 @@ import numpy as np
 
 from fastrack._samples.arrow_types import pyarrow
 from fastrack._samples.blocks import Block, Column
-from fastrack._samples.csv.cells import EMPTY, INTEGER, LONG, NUMBER, TEXT, TextCells
+from fastrack._samples.csv.cell_types import EMPTY, INTEGER, LONG, NUMBER, TEXT, TextCells
 from fastrack._samples.text_lines import skip_mark
 from fastrack._util.regular_file import open_regular
 

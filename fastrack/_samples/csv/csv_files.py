@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fastrack._samples.blocks import Block, Column, source_columns
-from fastrack._samples.csv.cells import (
+from fastrack._samples.csv.cell_types import (
     EXPECTED,
     INTEGER,
     LONG,
