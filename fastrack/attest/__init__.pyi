@@ -27,10 +27,12 @@ from fastrack.attest._cpu.tdx_quote import (
 from fastrack.attest._draft import compare_policies as compare_policies, draft_policy as draft_policy
 from fastrack.attest._exchange import (
     PendingOffer as PendingOffer,
-    TrustedRoots as TrustedRoots,
-    VerifiedOffer as VerifiedOffer,
     issue_grants as issue_grants,
     make_offer as make_offer,
+)
+from fastrack.attest._verify import (
+    TrustedRoots as TrustedRoots,
+    VerifiedOffer as VerifiedOffer,
     verify_evidence as verify_evidence,
     verify_offer as verify_offer,
 )

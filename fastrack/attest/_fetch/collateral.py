@@ -45,7 +45,6 @@ from fastrack.attest._cpu.tdx_kind import TdxEvidence, tdx_file
 from fastrack.attest._cpu.tdx_pck import read_pck_identity
 from fastrack.attest._cpu.tdx_quote import parse_tdx_quote
 from fastrack.attest._errors import malformed, refused, require_time_zone
-from fastrack.attest._exchange import VENDOR_ROOTS, TrustedRoots
 from fastrack.attest._fetch.client import Client
 from fastrack.attest._formats.ocsp import verify_ocsp_response, verify_status
 from fastrack.attest._formats.x509 import (
@@ -63,6 +62,7 @@ from fastrack.attest._gpus.evidence import VerifiedGpuReport, verify_gpu_report
 from fastrack.attest._gpus.report import parse_gpu_report
 from fastrack.attest._gpus.rim import open_signed, verify_rim
 from fastrack.attest._offer import DeviceEvidence, MachineEvidence
+from fastrack.attest._verify import VENDOR_ROOTS, TrustedRoots
 from fastrack.errors import AttestationError, FormatError
 
 _FRESH = 0.5  # the part of its lifetime after which a document is asked for again
