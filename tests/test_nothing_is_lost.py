@@ -92,15 +92,15 @@ LOSING = {
 OTHERS = {
     "use_keys SealedFile safe_open Mount OpenMessage _SealedBytes": "only read, and keep nothing to store",
     "PreemptionNotice": "keeps the handlers of signals until the process ends",
-    "_Draft _Writer PushedBytes MessageRecorder _Packing _Connection _Bounded": "used by calls of fastrack in blocks",
+    "_Draft _Writer PushedBytes MessageRecorder _Packing Connection _Bounded": "used by calls of fastrack in blocks",
     "CloseGuard Transfer BufferLease PlainSealer StagingPool Owners CollectiveOperation": "as those before",
     "Device CpuDevice CudaDevice Pipeline BesideCaptures _Current": "belong to a Channel, which reports",
     "DeviceOperation CpuOperation CudaOperation": "belong to a call, or to the owners of a Channel",
     "Link Place HostPlace CudaPlace Transport PointToPoint SealedProcessGroup": "belong to a SecureGroup",
     "CheckpointWriter": "ended by torch, whose save raises, and whose async_save has a future",
     "_Iterator": "has batches, which a loader gives again",
-    "Ledger TourLedger DeviceCollateral": "store each call by itself",
-    "_Server": "answers, and stores by a Ledger",
+    "Journal TourLedger DeviceCollateral": "store each call by itself",
+    "_Server": "answers, and stores by a Journal",
     "SealedAdapter SealedTier": "have threads that Python waits for, and files that a miss replaces",
     "_Chunk _Hashing": "write machine code",
 }

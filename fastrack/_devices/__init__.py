@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from typing import TYPE_CHECKING
 
 from fastrack._crypto import native
-from fastrack._devices.base import Device
 from fastrack._util.shown import HIDDEN, shown
 from fastrack.errors import DeviceError
+
+if TYPE_CHECKING:
+    from fastrack._devices.base import Device  # imports NumPy, which `nvml` does without
 
 DEFAULT = "cpu"
 

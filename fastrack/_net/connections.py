@@ -100,9 +100,10 @@ class Connection:
         try:
             return outcome.result(max(end - time.monotonic(), 0.001))
         except TimeoutError as error:
-            if self._http.sock is not None:
+            sock = self._http.sock  # which the thread may set to None meanwhile
+            if sock is not None:
                 with suppress(OSError):
-                    self._http.sock.shutdown(socket.SHUT_RDWR)  # ends the thread
+                    sock.shutdown(socket.SHUT_RDWR)  # ends the thread
             raise TimeoutError(str(error) or "the answer came too slowly") from None
 
     def release(self) -> None:

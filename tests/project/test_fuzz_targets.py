@@ -20,11 +20,12 @@ from fastrack._crypto import derivation
 from fastrack._crypto import gather as plans
 from fastrack._crypto.openssl import OpenSSLEngine
 from fastrack._documents import canonical as documents
+from fastrack._files import reader
 from fastrack._keys.grants import PAYLOAD_TYPE
 from fastrack._keys.signing import Verifier
 from fastrack._sealed import metadata as files
 from fastrack._sets.entries import SealedEntry
-from fastrack.attest import _exchange
+from fastrack.attest import _verify
 from fastrack.attest._cpu import snp as _snp
 from fastrack.attest._cpu import tdx as _tdx
 from fastrack.grants import Identity
@@ -174,7 +175,7 @@ def test_the_file_target_tells_of_an_error_that_is_not_documented(monkeypatch):
         raise ZeroDivisionError
 
     target = targets.make("file")
-    monkeypatch.setattr(SealedTensor, "__init__", fail)
+    monkeypatch.setattr(reader, "set_up", fail)
     with pytest.raises(ZeroDivisionError):
         guarded(target, target.seeds()[0])
 
@@ -279,7 +280,7 @@ def test_the_exchange_target_tells_of_a_binding_that_is_not_checked(monkeypatch)
     other = replace(known, recipient=Identity.generate().recipient)
     data = pack([challenge, other.to_bytes(), grants])
     guarded(target, data)
-    monkeypatch.setattr(_exchange, "_require_report_data", lambda *_: None)
+    monkeypatch.setattr(_verify, "_require_report_data", lambda *_: None)
     monkeypatch.setattr(attest.OfferBinding, "device_nonce", lambda *_: nonce)
     with pytest.raises(AssertionError, match="no machine made"):
         guarded(target, data)

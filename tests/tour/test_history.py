@@ -11,6 +11,7 @@ from helpers.tour_rig import Between, Rig
 
 import fastrack
 from fastrack import DeviceError, GrantError, RollbackError, UnknownKeyError, tour
+from fastrack._documents.fields import binary, list_of
 from fastrack.grants import Grants
 from fastrack.tour import _folder, _messages, _owner, _visit
 from fastrack.tour._folder import verify_files
@@ -238,7 +239,7 @@ def test_a_desk_of_more_files_than_a_grant_may_name_is_not_opened(rig):
 
 
 def test_a_desk_of_more_keys_than_an_answer_may_have_is_not_opened(rig, monkeypatch):
-    monkeypatch.setattr(_messages, "_GRANTS_LIMIT", 2)
+    monkeypatch.setattr(_messages, "_GRANTS", list_of(binary(4 << 20), 2))
     open_holder(rig, [fastrack.Key.generate() for _ in range(2)], ids(1))
     with pytest.raises(ValueError, match="Seal fewer and larger files"):
         open_holder(rig, [fastrack.Key.generate() for _ in range(3)], ids(1))

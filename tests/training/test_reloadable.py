@@ -21,7 +21,7 @@ from helpers.forking import in_forked_child
 
 import fastrack
 from fastrack import Key, load_model, reloadable, save_model
-from fastrack._training import generations
+from fastrack._models import generations
 from fastrack.errors import FastrackError, UnknownKeyError
 
 KEY = Key.from_bytes(bytes(range(7, 39)))
