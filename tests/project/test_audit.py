@@ -8,7 +8,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MOST = 9_850  # lines of code of the core; a change that needs more raises it, and says for what in its message
 
-pytestmark = pytest.mark.skipif(not (ROOT / ".ci").exists(), reason="the tests run outside a checkout")
+pytestmark = [
+    pytest.mark.repository,
+    pytest.mark.skipif(not (ROOT / ".ci").exists(), reason="the tests run outside a checkout"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -104,7 +104,7 @@ def test_a_batch_takes_a_short_way(key, tmp_path):
     save_file({"x": np.arange(1000).reshape(100, 10), "y": np.arange(100)}, path, key)
     loader = data.DataLoader(SealedDataset(path), batch_size=8, collate_fn=collate)
     batches = iter(wrap(loader, keys=key, prefetch=0))
-    require_short(lambda: next(batches), 93, 21, 56, 6)
+    require_short(lambda: next(batches), 93, 22, 57, 6)
 
 
 def test_a_folder_takes_a_short_way(key, tmp_path):
