@@ -30,7 +30,7 @@ from fastrack.attest._exchange import (
     issue_grants as issue_grants,
     make_offer as make_offer,
 )
-from fastrack.attest._verify import (
+from fastrack.attest._verify_offer import (
     TrustedRoots as TrustedRoots,
     VerifiedOffer as VerifiedOffer,
     verify_evidence as verify_evidence,

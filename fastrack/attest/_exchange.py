@@ -2,7 +2,7 @@
 
 1. The owner makes a `Challenge`.
 2. The machine calls `make_offer`: a fresh key pair of HPKE, and evidence that is bound to it and to the challenge.
-3. The owner calls `verify_offer` of `_verify.py`, which verifies everything at one time under a `Policy`, and
+3. The owner calls `verify_offer` of `_verify_offer.py`, which verifies everything at one time under a `Policy`, and
    `issue_grants`, which encrypts keys to the public key of the offer and signs the result.
 4. The machine calls `PendingOffer.unlock`. Its secret key has never left the process.
 
@@ -30,7 +30,7 @@ from fastrack.attest._offer import (
     Offer,
     OfferBinding,
 )
-from fastrack.attest._verify import AGAIN, VerifiedOffer
+from fastrack.attest._verify_offer import AGAIN, VerifiedOffer
 from fastrack.errors import ClosedError, FormatError
 from fastrack.grants import Grants, Identity, Recipient, Signer, Verifier
 

@@ -20,7 +20,7 @@ from fastrack._util.public import public
 from fastrack.attest._cpu.tdx_collateral import TdxCollateral
 from fastrack.attest._offer import DEFAULT_LIFETIME, Challenge, read_clock
 from fastrack.attest._policy import Policy, read_policy_text
-from fastrack.attest._verify import VENDOR_ROOTS, TrustedRoots, VerifiedOffer, verify_offer
+from fastrack.attest._verify_offer import VENDOR_ROOTS, TrustedRoots, VerifiedOffer, verify_offer
 from fastrack.errors import FormatError, RollbackError
 from fastrack.tour._chain import Chain
 from fastrack.tour._documents import Plan

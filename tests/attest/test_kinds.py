@@ -14,7 +14,7 @@ from fastrack import AttestationError, FormatError, attest
 from fastrack._cli.machine import read_tee
 from fastrack._cli.proofs import read_proofs
 from fastrack._devices.nvml import Graphics
-from fastrack.attest import _kinds, _verify
+from fastrack.attest import _kinds, _verify_offer
 from fastrack.grants import Signer
 
 CHALLENGE = attest.Challenge.generate(now=NOW)
@@ -101,8 +101,8 @@ def test_an_empty_set_of_roots_trusts_none(machine):
     with pytest.raises(AttestationError, match="root"):
         verify(machine().offer, roots=attest.TrustedRoots(others={"toys": frozenset()}))
     for kind in (_kinds.TDX, _kinds.SNP):
-        assert _verify._roots_of(kind, attest.TrustedRoots()) == kind.roots
-        assert _verify._roots_of(kind, attest.TrustedRoots(**{kind.vendor: frozenset()})) == frozenset()
+        assert _verify_offer._roots_of(kind, attest.TrustedRoots()) == kind.roots
+        assert _verify_offer._roots_of(kind, attest.TrustedRoots(**{kind.vendor: frozenset()})) == frozenset()
 
 
 def test_the_commands_know_a_new_kind(machine, tmp_path, monkeypatch, capfd):

@@ -35,7 +35,7 @@ def _owner(cli, folder, monkeypatch):
     (folder / "policy.toml").write_text(policy(1))
     machine = Machine("tdx", 1)
     monkeypatch.setattr(attest, "collect_evidence", lambda binding, **_: machine.collect(binding))
-    monkeypatch.setattr("fastrack.attest._verify.VENDOR_ROOTS", roots())
+    monkeypatch.setattr("fastrack.attest._verify_offer.VENDOR_ROOTS", roots())
     monkeypatch.setattr(module, "read_clock", lambda: NOW)
     cli("attest challenge challenge")
 

@@ -27,7 +27,7 @@ def service(monkeypatch):
         return attest.MachineEvidence(attest.TdxEvidence(quote), tuple(bare))
 
     monkeypatch.setattr(attest, "collect_evidence", collect)
-    monkeypatch.setattr("fastrack.attest._verify.VENDOR_ROOTS", roots())
+    monkeypatch.setattr("fastrack.attest._verify_offer.VENDOR_ROOTS", roots())
     for one in (module, fetch, policy):
         monkeypatch.setattr(one, "read_clock", lambda: NOW)
     with VendorServices(machine).running() as running:

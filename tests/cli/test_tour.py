@@ -28,7 +28,7 @@ VERIFY = f"tour verify {CHAIN} --owner owner.signer.pub"
 def patch_machine(patch, made):
     """Have commands use a made-up machine, its vendors and its time."""
     patch.setattr(attest, "collect_evidence", made.machine)
-    patch.setattr("fastrack.attest._verify.VENDOR_ROOTS", roots())
+    patch.setattr("fastrack.attest._verify_offer.VENDOR_ROOTS", roots())
     for module in ("plan", "desks", "run"):
         patch.setattr(f"fastrack._cli.tours.{module}.read_clock", clock)
 

@@ -15,7 +15,7 @@ from fastrack._keys import grants, key_files, signing, wrapped
 from fastrack._samples import stored
 from fastrack._sealed import contexts, file_header, messages, metadata, scales
 from fastrack._sets import anchor, entries, folder_writer, manifest
-from fastrack.attest import _exchange, _offer, _verify
+from fastrack.attest import _exchange, _offer, _verify_offer
 from fastrack.distributed import _session
 from fastrack.errors import AuthenticationError
 from fastrack.kv import _sealer
@@ -144,11 +144,11 @@ FAULTS = [
     (
         "offer.challenge",
         "challenges are not compared",
-        _verify,
+        _verify_offer,
         "open_offer",
         result(lambda o: replace(o, challenge_id=ANY)),
     ),
-    ("offer.time", "challenges do not end", _verify, "prove_offer", long_before),
+    ("offer.time", "challenges do not end", _verify_offer, "prove_offer", long_before),
     (
         "answer.challenge",
         "any challenge is answered",

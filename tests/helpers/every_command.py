@@ -120,7 +120,7 @@ def machine(patch):
     """Have commands collect and verify the evidence of a made-up machine, and serve nothing."""
     made = Machine("tdx", 1)
     patch.setattr(attest, "collect_evidence", lambda binding, **_: made.collect(binding))
-    patch.setattr("fastrack.attest._verify.VENDOR_ROOTS", roots())
+    patch.setattr("fastrack.attest._verify_offer.VENDOR_ROOTS", roots())
     for module in ("exchange", "fetch", "policy"):
         patch.setattr(f"fastrack._cli.attest.{module}.read_clock", lambda: NOW)
     if find_spec("uvicorn"):

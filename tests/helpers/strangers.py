@@ -36,7 +36,7 @@ from fastrack.attest._broker.service import Broker, Settings
 from fastrack.attest._cpu.event_log import EventLog
 from fastrack.attest._exchange import read_envelopes
 from fastrack.attest._fetch import collateral as fetching
-from fastrack.attest._verify import prove_offer
+from fastrack.attest._verify_offer import prove_offer
 from fastrack.grants import Grants, Identity, Signer
 from fastrack.tour._app import make_app as make_desk_app
 from fastrack.tour._documents import Consent

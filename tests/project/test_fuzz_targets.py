@@ -25,7 +25,7 @@ from fastrack._keys.grants import PAYLOAD_TYPE
 from fastrack._keys.signing import Verifier
 from fastrack._sealed import metadata as files
 from fastrack._sets.entries import SealedEntry
-from fastrack.attest import _verify
+from fastrack.attest import _verify_offer
 from fastrack.attest._cpu import snp as _snp
 from fastrack.attest._cpu import tdx as _tdx
 from fastrack.grants import Identity
@@ -280,7 +280,7 @@ def test_the_exchange_target_tells_of_a_binding_that_is_not_checked(monkeypatch)
     other = replace(known, recipient=Identity.generate().recipient)
     data = pack([challenge, other.to_bytes(), grants])
     guarded(target, data)
-    monkeypatch.setattr(_verify, "_require_report_data", lambda *_: None)
+    monkeypatch.setattr(_verify_offer, "_require_report_data", lambda *_: None)
     monkeypatch.setattr(attest.OfferBinding, "device_nonce", lambda *_: nonce)
     with pytest.raises(AssertionError, match="no machine made"):
         guarded(target, data)

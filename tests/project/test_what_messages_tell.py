@@ -285,7 +285,7 @@ def test_no_command_repeats_a_secret(name, monkeypatch):
     if name.startswith("attest"):
         machine = Machine("tdx", 0)
         monkeypatch.setattr(attest, "collect_evidence", lambda binding, **_: machine.collect(binding))
-        monkeypatch.setattr("fastrack.attest._verify.VENDOR_ROOTS", roots())
+        monkeypatch.setattr("fastrack.attest._verify_offer.VENDOR_ROOTS", roots())
         monkeypatch.setattr("fastrack._cli.attest.exchange.read_clock", lambda: NOW)
         for made in ("attest challenge challenge", "attest collect challenge offer"):
             assert invoke(made.split()).exit_code == 0

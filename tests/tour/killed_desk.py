@@ -102,7 +102,7 @@ def answer(given):
 def main():
     torch.set_num_threads(1)  # a forked process has no threads of its parent
     machine = Machine("snp", 0, is_small=True)
-    attest._verify.VENDOR_ROOTS = roots()
+    attest._verify_offer.VENDOR_ROOTS = roots()
     attest.collect_evidence = machine
     tour_files.OFFSET = timedelta(seconds=float(sys.argv[1]))
     for module in (plan, desks, run):

@@ -24,12 +24,12 @@ from fastrack._util.atomic import sync_directory
 from fastrack._util.gate import most_bytes
 from fastrack._util.locations import locate_local
 from fastrack._util.rights import make_own, require_own
-from fastrack.attest import Challenge, Offer, Policy, TdxCollateral, VerifiedOffer, _verify, issue_grants
+from fastrack.attest import Challenge, Offer, Policy, TdxCollateral, VerifiedOffer, _verify_offer, issue_grants
 from fastrack.attest._draft import list_claims
 from fastrack.attest._exchange import GRANTS_KIND, GRANTS_LIMIT, read_envelopes
 from fastrack.attest._kinds import kind_of_evidence
 from fastrack.attest._offer import CHALLENGE_KIND, CHALLENGE_LIMIT, OFFER_KIND, OFFER_LIMIT
-from fastrack.attest._verify import accept_offer, prove_offer
+from fastrack.attest._verify_offer import accept_offer, prove_offer
 from fastrack.errors import AttestationError, FormatError
 from fastrack.grants import Verifier
 
@@ -247,7 +247,7 @@ def _judge(
 ) -> VerifiedOffer | tuple[AttestationError, ...]:
     """Judge an offer under the policy in a file, with the collateral in a file or folder."""
     rules, given, now = Policy.from_toml(policy), load_collateral(collateral), read_clock()
-    proved = prove_offer(offer, challenge, now, given, _verify.VENDOR_ROOTS)
+    proved = prove_offer(offer, challenge, now, given, _verify_offer.VENDOR_ROOTS)
     # Judged again by what raises, so that only one way leads to a verified offer.
     return rules.find_mismatches(*proved[1:], now=now) or accept_offer(proved, challenge, rules, now)
 

@@ -13,7 +13,7 @@ from fastrack._cli.console import print_json, stdout
 from fastrack._cli.errors import refuse_values, show_errors
 from fastrack._cli.options import Json
 from fastrack._net.addresses import require_service
-from fastrack.attest import CollateralServices, FetchedDocument, _verify, fetch_collateral
+from fastrack.attest import CollateralServices, FetchedDocument, _verify_offer, fetch_collateral
 
 
 class Product(Enum):
@@ -73,7 +73,7 @@ def fetch(
         read_offer(source).evidence,
         folder,
         services=services,
-        roots=_verify.VENDOR_ROOTS,
+        roots=_verify_offer.VENDOR_ROOTS,
         product=None if product is None else product.value,
         ca=None if ca is None else str(ca),
         bundle=bundle,

@@ -12,8 +12,8 @@ from fastrack._cli.attest.exchange import Offered, load_collateral, read_challen
 from fastrack._cli.console import note, print_json, stdout
 from fastrack._cli.documents import check_document, write_document
 from fastrack._cli.options import Json
-from fastrack.attest import _verify, compare_policies, draft_policy, verify_evidence
-from fastrack.attest._verify import prove_offer
+from fastrack.attest import _verify_offer, compare_policies, draft_policy, verify_evidence
+from fastrack.attest._verify_offer import prove_offer
 from fastrack.errors import FormatError
 
 
@@ -45,9 +45,13 @@ def policy(
     if unverified:
         text = draft_policy(offer.evidence)
     elif challenge is None:
-        text = draft_policy(*verify_evidence(offer.evidence, now=now, collateral=given, roots=_verify.VENDOR_ROOTS))
+        text = draft_policy(
+            *verify_evidence(offer.evidence, now=now, collateral=given, roots=_verify_offer.VENDOR_ROOTS)
+        )
     else:
-        text = draft_policy(*prove_offer(offer, read_challenge(str(challenge)), now, given, _verify.VENDOR_ROOTS)[1:])
+        text = draft_policy(
+            *prove_offer(offer, read_challenge(str(challenge)), now, given, _verify_offer.VENDOR_ROOTS)[1:]
+        )
     if diff is None:
         _write_policy(target, text, as_json=as_json)
         return

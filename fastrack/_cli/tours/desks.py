@@ -15,7 +15,7 @@ from fastrack._cli.files import KEPT, check_new, check_sealed, open_ring
 from fastrack._cli.options import Json, KeyFile, KeyFiles
 from fastrack._cli.tours.options import OwnerKey, Source, list_shards, load_chain
 from fastrack._keys.keyring import KeyRing
-from fastrack.attest import _verify
+from fastrack.attest import _verify_offer
 from fastrack.attest._device_collateral import check_folder
 from fastrack.errors import FormatError
 from fastrack.grants import Verifier
@@ -131,7 +131,7 @@ def _read_terms(policy: Path, collateral: Path | None) -> Terms:
     given = load_collateral(collateral)
     if isinstance(given, Path):
         check_folder(given)
-    return Terms.from_toml(policy, collateral=given, roots=_verify.VENDOR_ROOTS, clock=read_clock)
+    return Terms.from_toml(policy, collateral=given, roots=_verify_offer.VENDOR_ROOTS, clock=read_clock)
 
 
 def _read_ids(data: list[Path], ring: KeyRing) -> list[str]:

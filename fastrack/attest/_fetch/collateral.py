@@ -62,7 +62,7 @@ from fastrack.attest._gpus.evidence import VerifiedGpuReport, verify_gpu_report
 from fastrack.attest._gpus.report import parse_gpu_report
 from fastrack.attest._gpus.rim import open_signed, verify_rim
 from fastrack.attest._offer import DeviceEvidence, MachineEvidence
-from fastrack.attest._verify import VENDOR_ROOTS, TrustedRoots
+from fastrack.attest._verify_offer import VENDOR_ROOTS, TrustedRoots
 from fastrack.errors import AttestationError, FormatError
 
 _FRESH = 0.5  # the part of its lifetime after which a document is asked for again
