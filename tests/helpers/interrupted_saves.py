@@ -5,6 +5,7 @@ import os
 import random
 import select
 import signal
+import sys
 import traceback
 
 PATIENCE = 60  # seconds
@@ -54,6 +55,8 @@ def _save_until_interrupted(save, check, number, error, commands, answers):
 
     status = 1
     gc.callbacks.clear()  # Hypothesis has one in Python, and what is raised in such a one is lost
+    gc.freeze()  # as is what is raised in a `__del__` of an object that an earlier test left
+    sys.unraisablehook = sys.__unraisablehook__  # which tells of what is lost; that of pytest keeps it
     try:
         for each in {number, signal.SIGALRM}:
             signal.signal(each, handle)
