@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import base64
 import io
-import math
 import socket
 import ssl
 import time
@@ -27,6 +26,7 @@ from fastrack._version import __version__
 
 SLOWEST = 128 << 10  # bytes a second that an answer has to come with, once its time is over
 _IDLE = 20.0  # seconds after which a connection that is not in use may have been closed by the server
+_LATER = 1.0  # seconds after the end of an exchange, for its thread
 _HEADERS = 1 << 20  # bytes of an answer without its body
 
 
@@ -86,7 +86,8 @@ class Connection:
 
         def run() -> None:
             try:
-                self.ask(parts, headers, body, size=limit, end=math.inf)  # the thread is ended from here
+                # Later than the caller, who tells of the time. It ends an answer that owns its socket, and drips.
+                self.ask(parts, headers, body, size=limit, end=end + _LATER)
                 with closing(self):
                     found = self.answer.read(limit + 1)
                     if self.answer.length and len(found) <= limit:

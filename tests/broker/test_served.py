@@ -110,7 +110,15 @@ def test_a_wrong_client_is_refused(start):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nX: ",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n",  # with which the answer owns the socket
+    ],
+)
 def test_a_broker_that_drips_its_answer_is_waited_for_no_longer_than_told(answer):
     ended = threading.Event()
 
