@@ -12,7 +12,7 @@ PIP_LOCKED := python -m pip install --no-deps --no-compile --require-hashes --on
 # Tests start hundreds of processes, each of which would compile the package for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-# fastrack's machine code in this checkout, which everything that runs fastrack needs. The file is older than one of its
+# fastrack's native extension in this checkout, which everything that runs fastrack needs. The file is older than one of its
 # sources, or than one that could be: then it is looked at, and made again if a source differs. On other machines there is none.
 PLATFORM := $(shell uname -sm)
 NATIVE := $(if $(filter Linux-x86_64 Linux-aarch64,$(subst $() $(),-,$(PLATFORM))),fastrack/_crypto/_native.abi3.so)
@@ -25,7 +25,7 @@ LMCACHE := .lmcache
 # What test suites of others run with.
 PEERS_TESTS := .venv-peers-tests
 NODE_STAMP := tests/javascript/node_modules/.installed
-# Other environments than .venv link to this checkout and its machine code, and get nothing to make that.
+# Other environments than .venv link to this checkout and its native extension, and get nothing to make that.
 BACKEND = $$(grep -oE '^(hatchling|editables)==[0-9.]*' requirements.txt)
 
 .PHONY: help demo install native test test-all repository test-nightly test-lowest test-openssl test-pythons matrix fresh coverage check lint workflows bench bench-compare peers gpu \
@@ -39,10 +39,10 @@ demo: $(DEMO_STAMP) $(NATIVE)  ## seal a body of text, open it, train on it, ref
 
 install: $(STAMP) $(NATIVE) $(LMCACHE)/.installed .venv-workflows/.installed $(EMULATOR)/.installed $(NODE_STAMP) $(ZIGLANG)/.installed  ## install all that the tests of a change need, each in its place
 
-native: $(STAMP) $(NATIVE)  ## make fastrack's machine code in this checkout, if its sources have changed; half a minute
+native: $(STAMP) $(NATIVE)  ## make fastrack's native extension in this checkout, if its sources have changed; half a minute
 
 $(NATIVE): $(shell find fastrack/_crypto fastrack/_devices/cuda -name '*.py') $(wildcard kernels/*.cu*) | $(DEMO_STAMP) $(LINKER)
-	@test -e $@ || echo "fastrack's machine code is made once, in some fifteen seconds:"
+	@test -e $@ || echo "fastrack's native extension is made once, in some fifteen seconds:"
 	@$(if $(LINKER),$(WITH_ZIGLANG)) $(BIN)/python -m fastrack._crypto.native
 	@$(BIN)/python -m fastrack._devices.cuda.cubins  # where there is NVRTC; else CuPy compiles them when a GPU is opened
 

@@ -1,4 +1,4 @@
-"""Build wheels with fastrack's machine code for CPUs and GPUs, by hooks of hatchling, which pyproject.toml names."""
+"""Build wheels with fastrack's native extension and kernels, by hooks of hatchling, which pyproject.toml names."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]*)")
 
 
 class MachineCode(BuildHookInterface[Any]):
-    """The hook: one wheel for every Python of an architecture, or a wheel without machine code for all platforms."""
+    """The hook: one wheel for every Python of an architecture, or a pure wheel for all platforms."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Make the machine code of a standard wheel and put it in, or that of an editable one in the checkout."""
+        """Make the native extension of a standard wheel and put it in, or that of an editable one in the checkout."""
         wheel = chosen_wheel()
         if wheel == PURE:
             return

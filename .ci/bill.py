@@ -24,7 +24,7 @@ PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
 def main(bill: Path, folder: Path) -> None:
-    """Print the bill of materials with a component for each architecture's machine code, and for its kernels."""
+    """Print the bill of materials with a component for each architecture's native extension, and for its kernels."""
     document = json.loads(bill.read_text())
     root = document["metadata"]["component"]["bom-ref"]
     wheels = sorted(folder.glob("*-abi3-*.whl"))
@@ -41,7 +41,7 @@ def main(bill: Path, folder: Path) -> None:
 
 
 def component(path: Path) -> dict[str, Any]:
-    """Return the description of a wheel's machine code."""
+    """Return the description of a wheel's native extension."""
     with zipfile.ZipFile(path) as wheel:
         code = wheel.read(MODULE)
     made = made_with(code)
@@ -49,7 +49,7 @@ def component(path: Path) -> dict[str, Any]:
         "type": "file",
         "bom-ref": f"{MODULE} of {path.name}",
         "name": MODULE,
-        "description": f"the machine code of {path.name}, which needs glibc only",
+        "description": f"the native extension of {path.name}, which needs glibc only",
         "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(code).hexdigest()}],
         "licenses": [{"expression": "Apache-2.0 AND BSD-2-Clause"}],
         "components": [

@@ -67,7 +67,7 @@ def serve(size):
     assert size == CHUNK_SIZE, f"chunks of {CHUNK_SIZE} bytes, expected {size}"
     engines._fault = lambda _: None  # known answers are for the format's chunks; pyca's answer is compared below
     name = engines.available_engines()[0]
-    assert name != "openssl", "fastrack's machine code was not loaded"
+    assert name != "openssl", "fastrack's native extension was not loaded"
     plain, key, nonce = np.random.default_rng(0).integers(0, 256, 64 * MIB, np.uint8), os.urandom(32), os.urandom(12)
     sealed, target = np.zeros(ciphertext_size(plain.size), np.uint8), np.ones_like(plain)
     for line in sys.stdin:

@@ -78,7 +78,7 @@ for wheel in (*kit.glob("wheels/*.whl"), *filter(is_absent, kit.glob("optional/*
     ZipFile(wheel).extractall(site)
 END
 test ! -d "$kit/compiled" || cp "$kit"/compiled/* "$site/fastrack/kernels/"
-# fastrack is that of the wheel, which has the machine code, and not that of the checkout, which comes last.
+# fastrack is that of the wheel, which has the native extension, and not that of the checkout, which comes last.
 export PYTHONPATH=$site:$kit/vectors${PYTHONPATH:+:$PYTHONPATH}:$PWD PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1
 "$python" -m bench.gpu ${1:+--stages "$@"} --out "${OUT:-bench/results}" --seconds "${SECONDS_EACH:-540}" \
   ${BUDGET:+--budget "$BUDGET"}

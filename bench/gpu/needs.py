@@ -1,4 +1,4 @@
-"""Find the packages and tools that are there, and fastrack's machine code. Imports nothing that may be missing."""
+"""Find the packages and tools that are there, and fastrack's native extension. Imports nothing that may be missing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def missing():
     problems = [(need.purpose, problem) for need in NEEDS if (problem := need.problem())]
     vital = [problem for purpose, problem in problems if purpose is None]
     if native.problem() is not None:
-        vital.append(f"fastrack's machine code: {native.problem()}")
+        vital.append(f"fastrack's native extension: {native.problem()}")
     return vital, [f"{problem}: without {purpose}" for purpose, problem in problems if purpose]
 
 

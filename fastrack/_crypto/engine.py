@@ -46,7 +46,7 @@ def get_engine(name: str | None = None, *, threads: int | None = None) -> Engine
 def selected_engine() -> SelectedEngine:
     """Select the engine named by `FASTRACK_ENGINE`, or else the fastest engine of this machine.
 
-    OpenSSL replaces the fastest engine if it fails its known-answer test or has no machine code. One `RuntimeWarning`
+    OpenSSL replaces the fastest engine if it fails its known answers or has no native extension. One `RuntimeWarning`
     reports it. Raise DeviceError if `FASTRACK_ENGINE` names an engine that this machine cannot run or that fails, or if
     OpenSSL fails.
     """
@@ -67,8 +67,8 @@ def selected_engine() -> SelectedEngine:
     fault = _fault(names[0]) if problem is None else None
     if problem is not None:
         problem = f"{_place()}{problem}"
-        warning = f"fastrack runs without its machine code, on OpenSSL, which is slower: {problem}"
-        reason = f"no machine code: {problem}"
+        warning = f"fastrack runs without its native extension, on OpenSSL, which is slower: {problem}"
+        reason = f"no native extension: {problem}"
     elif fault is not None:
         reason = f"{names[0]} failed its test {fault}"
         warning = (

@@ -1,6 +1,6 @@
 """Gather plans: byte ranges of messages, sorted by the chunks that hold them, and checked before native code runs.
 
-The loops are here, and in the machine code (`native.kernels_plan`). Where there is none they run as they are.
+The loops are here, and in the native extension (`native.kernels_plan`). Where there is none they run as they are.
 """
 
 from __future__ import annotations

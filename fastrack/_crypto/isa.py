@@ -53,7 +53,7 @@ _LEVELS = {"x86-64-v3": _V3, "x86-64-v4": (*_V3, *_AVX512)}
 
 
 def supported_instruction_sets() -> tuple[str, ...]:
-    """Return the names of the instruction sets that the machine code has and this CPU can run, fastest first."""
+    """Return the names of the instruction sets that the native extension has and this CPU can run, fastest first."""
     features = _cpu_features()
     return tuple(name for name, isa in INSTRUCTION_SETS.items() if _needed(isa) <= features)
 

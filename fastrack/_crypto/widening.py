@@ -1,4 +1,4 @@
-"""Widen quantised values to BF16 with NumPy, for the engine without machine code."""
+"""Widen quantised values to BF16 with NumPy, for the engine without the native extension."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def canonical(device: object = None) -> str:
         return "cpu"
     if cuda:
         return f"cuda:{int(cuda[1] or 0)}"
-    from fastrack._keys.keyring import KeyProvider, KeyRing  # deferred: builds of the machine code do not need it
+    from fastrack._keys.keyring import KeyProvider, KeyRing  # deferred: builds of the native extension do not need it
     from fastrack._keys.keys import Key
 
     if hasattr(device, "shape"):
@@ -61,7 +61,7 @@ def open_device(name: str, threads: int | None = None, share: float | None = Non
     problem = native.problem()
     if problem is not None:
         raise DeviceError(
-            f"opening {name!r} failed: expected fastrack's machine code, which issues its commands, got none: "
+            f"opening {name!r} failed: expected fastrack's native extension, which issues its commands, got none: "
             f"{problem}. Until then use device='cpu'"
         )
     from fastrack._devices.cuda.cupy_driver import CupyDriver

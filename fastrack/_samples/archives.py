@@ -43,7 +43,7 @@ def _samples_of(path: Path) -> Iterator[dict[str, Any]]:
             sample["__key__"] = key
             if ending == "cls" and (len(content) > _CLASS_LIMIT or not _CLASS.fullmatch(content)):
                 raise FormatError(
-                    f"{path}: {name!r:.80}: expected the number of a class, got {len(content)} other bytes. Mend it"
+                    f"{path}: {name!r:.80}: expected the number of a class, got {len(content)} other bytes. Fix it"
                 )
             sample[ending] = int(content) if ending == "cls" else content
     if sample:

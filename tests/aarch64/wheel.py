@@ -66,9 +66,9 @@ def try_wheel(guest: Guest, wheel: Path, scratch: Path) -> None:
     with step("pip installs the wheel"):
         guest.pip("install", "--no-index", "--no-deps", "--force-reinstall", wheel)
         guest.pip("check")
-    with step("fastrack doctor finds the machine code"):
+    with step("fastrack doctor finds the native extension"):
         found = json.loads(guest.python(guest.bin / "fastrack", "doctor", "--json"))
-        say(f"  engine {found['engine']['engine']}, machine code made by {found['code']['made_by']}")
+        say(f"  engine {found['engine']['engine']}, native extension made by {found['code']['made_by']}")
         assert found["engine"]["engine"] == "armv8", found["engine"]
         assert found["code"]["path"].startswith(str(guest.bin.parent)), found["code"]
     exchange = Exchange(scratch)

@@ -463,7 +463,7 @@ def test_a_folder_that_is_no_kit_is_left_alone(tmp_path):
 def test_without_machine_code_nothing_is_measured(monkeypatch):
     monkeypatch.setattr(needs.native, "problem", lambda: "there is none. Run `make native`")
     vital, _ = needs.missing()
-    assert "fastrack's machine code: there is none. Run `make native`" in vital
+    assert "fastrack's native extension: there is none. Run `make native`" in vital
     assert not [problem for problem in vital if "numba" in problem]
 
 
@@ -495,7 +495,7 @@ else: os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
     command_line = ["bash", str(folder / "run.sh"), "first", "tests"]
     done = subprocess.run(command_line, capture_output=True, text=True, check=True, env=environment)
     arguments = ["-m", "bench.gpu", "--stages", "first", "tests", "--out", "there", "--seconds", "540"]
-    # The checkout comes last, as its fastrack has no machine code.
+    # The checkout comes last, as its fastrack has no native extension.
     path = [str(folder / "vectors"), str(Path.cwd())]
     assert done.stdout == f"{arguments} {path} {['always', 'not_there']}\n"
     assert {path.name for path in tmp_path.iterdir()} == {"kit", "python"}  # what was unpacked is removed

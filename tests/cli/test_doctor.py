@@ -51,7 +51,7 @@ def test_a_machine_is_examined(cli):
         "Software",
         "Machine",
         "Engine",
-        "Machine code",
+        "Native extension",
         "GPU",
         "Attestation",
         "Key file",

@@ -28,7 +28,7 @@ def test_kernels_are_loaded_where_there_is_a_gpu(cli, monkeypatch):
         assert cli.json("warmup")["cuda"] == dataclasses.asdict(check)
 
 
-@pytest.mark.skipif(native.load() is None, reason="there is no machine code")
+@pytest.mark.skipif(native.load() is None, reason="there is no native extension")
 def test_doctor_tells_the_file_of_the_machine_code_and_what_made_it(cli):
     code = read_machine_code()
     assert code["path"].endswith("_native.abi3.so")

@@ -21,7 +21,7 @@ from fastrack._crypto import native, workers
 from fastrack._crypto.workers import default_threads
 
 pytestmark = [
-    pytest.mark.skipif(native.load() is None, reason="there is no machine code"),
+    pytest.mark.skipif(native.load() is None, reason="there is no native extension"),
     pytest.mark.slow,  # to compile the kernels takes seconds
 ]
 needs_cpus = pytest.mark.skipif(default_threads() < 2, reason="there is one CPU")

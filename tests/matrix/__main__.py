@@ -135,7 +135,7 @@ def group_of_one():
 
 
 def copy(target):
-    """Copy what git knows of the checkout, and its machine code."""
+    """Copy what git knows of the checkout, and its native extension."""
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     made = [path.relative_to(ROOT) for path in (ROOT / "fastrack/_crypto").glob("_native*.so")]
     for name in [*filter(None, names.split("\0")), *made]:

@@ -403,7 +403,7 @@ def test_the_generator_leaves_nothing_else_in_the_tree(hook, monkeypatch):
 @pytest.mark.nightly  # `make dist` makes and tries such wheels, too
 def test_a_wheel_with_machine_code_is_a_pure_wheel_and_what_is_compiled(tree, tmp_path, monkeypatch):
     if sys.platform != "linux" or os.uname().machine not in {"x86_64", "aarch64"}:
-        pytest.skip("there is no machine code for this machine")
+        pytest.skip("there is no native extension for this machine")
     pytest.importorskip("numba")
     pytest.importorskip("nvidia")
     machine, sources = os.uname().machine, find_kernels()

@@ -77,7 +77,7 @@ def require_equal(sealed, key, values, scales):
 
 
 def _with_numpy(sealed, key):
-    """Open by the engine without machine code."""
+    """Open by the engine without the native extension."""
     verdict, opened = _open_by(OpenSSLEngine(), sealed, key)
     assert verdict is None
     return torch.from_numpy(opened)

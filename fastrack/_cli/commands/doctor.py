@@ -127,7 +127,7 @@ def find_left_over(folders: Iterable[Path]) -> list[str]:
 
 
 def read_machine_code() -> dict[str, str | None]:
-    """Return the file and the origin of the engines' machine code, or the reason why it is absent and advice."""
+    """Return the file and the origin of the engines' native extension, or the reason why it is absent and advice."""
     module = native.load()
     made = {} if module is None else native.module_facts(module)
     made_by = f"numba {made['numba']}, LLVM {made['llvm']}" if made else None
@@ -250,7 +250,7 @@ def _faults(facts: Facts) -> set[str]:
     """Return the titles of the sections that need attention."""
     faults = {
         "Engine": facts.engine.problem or facts.engine.fault,
-        "Machine code": facts.code["problem"],
+        "Native extension": facts.code["problem"],
         "Key file": facts.key_file.problem,
         "Left over": facts.left_over,
     }
@@ -278,7 +278,7 @@ def _sections(facts: Facts) -> dict[str, list[tuple[str, str]]]:
             ),
         ],
         "Engine": _engine_lines(facts.engine),
-        "Machine code": _code_lines(facts.code),
+        "Native extension": _code_lines(facts.code),
         "GPU": _gpu_lines(facts.graphics, facts.cuda),
         "Attestation": [(proof.part, str(proof)) for proof in facts.proofs],
         "Key file": _key_lines(facts.key_file),

@@ -1,4 +1,4 @@
-"""The machine code: the module `_native`, which is made of this package's sources when fastrack is built.
+"""The native extension: the module `_native`, which is made of this package's sources when fastrack is built.
 
 With ``FASTRACK_ENGINE=jit`` a process compiles the same code for itself, for work on what makes it. Nothing else
 imports the other modules of this package, nor numba or llvmlite, which they use.
@@ -29,11 +29,11 @@ _PACKAGE = Path(__file__).parents[2]
 def functions(isa: str = "") -> Any:
     """Return the functions of an instruction set as attributes, or with "" all functions, by their full names.
 
-    Raise DeviceError if there is no machine code.
+    Raise DeviceError if there is no native extension.
     """
     module = load()
     if module is None:
-        raise DeviceError(f"expected fastrack's machine code, got none: {problem()}")
+        raise DeviceError(f"expected fastrack's native extension, got none: {problem()}")
     return functions_of(module, isa) if isa else module
 
 
@@ -50,12 +50,12 @@ def suffix_of(isa: str) -> str:
 
 
 def load() -> ModuleType | None:
-    """Return the machine code, or None if there is none that is right."""
+    """Return the native extension, or None if there is none that is right."""
     return _find()[0]
 
 
 def problem() -> str | None:
-    """Return the reason that there is no machine code, and what to do, or None if there is."""
+    """Return the reason that there is no native extension, and what to do, or None if there is."""
     return _find()[1]
 
 
@@ -96,7 +96,7 @@ def is_of_these_sources(module: ModuleType) -> bool:
 
 
 def module_facts(module: ModuleType) -> dict[str, Any]:
-    """Return what a module of machine code tells of itself: its sources, their digest, and what made it."""
+    """Return what a native extension tells of itself: its sources, their digest, and what made it."""
     return dict(json.loads(module.__doc__ or "{}"))
 
 

@@ -27,7 +27,7 @@ def main() -> None:
     for name in [name for name in os.environ if name.startswith("NUMBA_")]:
         del os.environ[name]
     os.environ |= {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_OPT": "0"}
-    print("making fastrack's machine code ...", flush=True)  # noqa: T201
+    print("making fastrack's native extension ...", flush=True)  # noqa: T201
     from fastrack._crypto.native.build import link, make_object
     from fastrack._crypto.native.compiler import TARGETS
 

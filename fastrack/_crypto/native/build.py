@@ -1,4 +1,4 @@
-"""Make the machine code: a module for a platform, or one for this process.
+"""Make the native extension: a module for a platform, or one for this process.
 
 zig's linker, or the linker of the system for this machine, makes a shared object of the object code.
 """

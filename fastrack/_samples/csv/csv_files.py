@@ -223,7 +223,7 @@ def _rows_of(path: Path, notes: list[str] | None = None) -> Iterator[tuple[int, 
                 if not row:
                     blank += 1
                 elif len(row) != len(header):
-                    advice = "Mend the row, or remove it"
+                    advice = "Fix the row, or remove it"
                     if len(header) == 1:
                         advice = "Separate cells by commas, semicolons or tabs, in the header too"
                     raise FormatError(
@@ -244,7 +244,7 @@ def _rows_of(path: Path, notes: list[str] | None = None) -> Iterator[tuple[int, 
                     "one. Close its quotes if they are open, or save the table as Parquet"
                 ) from None
             raise FormatError(
-                f"{path}, line {line}: expected CSV, got a row that is none ({error!s:.100}). Mend its quotes, or "
+                f"{path}, line {line}: expected CSV, got a row that is none ({error!s:.100}). Fix its quotes, or "
                 "save the table as Parquet"
             ) from None
         if blank and len(header) == 1 and notes is not None:

@@ -1,4 +1,4 @@
-"""The machine code under valgrind, with secrets marked as undefined: no branch and no address depends on them.
+"""The native extension under valgrind, with secrets marked as undefined: no branch and no address depends on them.
 
 memcheck follows each bit of a secret through registers and memory, and reports a branch or an address that depends on
 it. It emulates a CPU with the narrow instructions, so this is about the form `aesni`, about the code for any CPU, and

@@ -1,4 +1,4 @@
-"""The file of the machine code: what the system's loader maps, links and protects."""
+"""The file of the native extension: what the system's loader maps, links and protects."""
 
 import subprocess
 import sys

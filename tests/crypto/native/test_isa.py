@@ -211,7 +211,7 @@ def test_the_bits_are_those_that_gcc_knows():
 
 @pytest.mark.skipif(
     native.load() is None or platform.machine() != "x86_64" or not Path("/proc/cpuinfo").exists(),
-    reason="needs the machine code, Linux and x86-64",
+    reason="needs the native extension, Linux and x86-64",
 )
 def test_this_cpu_has_what_the_kernel_says():
     flags = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1].split()

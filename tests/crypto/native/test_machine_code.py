@@ -1,4 +1,4 @@
-"""The machine code: made of the sources that are here, called safely, and the only thing that a process loads."""
+"""The native extension: made of the sources that are here, called safely, and the only thing that a process loads."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from fastrack._crypto import native
 from fastrack._crypto.isa import supported_instruction_sets
 from fastrack._crypto.workers import NONE_BAD
 
-pytestmark = pytest.mark.skipif(native.load() is None, reason="there is no machine code")
+pytestmark = pytest.mark.skipif(native.load() is None, reason="there is no native extension")
 FIRST_TRANSFER = """
 import sys
 import numpy as np
@@ -124,7 +124,7 @@ def test_a_module_of_other_sources_is_refused(monkeypatch, tmp_path):
 
 @pytest.fixture
 def another_module(monkeypatch):
-    """Puts a module of other sources in the place of the machine code."""
+    """Puts a module of other sources in the place of the native extension."""
 
     def put(**members):
         stale = ModuleType("stale", json.dumps({"sources": ["_crypto/native/gcm_ir.py"], "digest": "0" * 64}))

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(QEMU is None, reason="needs qemu-x86_64, of Debian's qemu-user"),
     pytest.mark.skipif(platform.machine() != "x86_64", reason="needs a Python for x86-64"),
-    pytest.mark.skipif(getattr(native.load(), "__file__", None) is None, reason="needs the machine code"),
+    pytest.mark.skipif(getattr(native.load(), "__file__", None) is None, reason="needs the native extension"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Test fastrack without its machine code, as where there is no wheel for the system."""
+"""Test fastrack without its native extension, as where there is no wheel for the system."""
 
 import pytest
 from helpers.processes import run_python
@@ -11,7 +11,7 @@ sys.modules["fastrack._crypto._native"] = None
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs a program without the machine code, in a folder of its own, and gives what it prints."""
+    """Runs a program without the native extension, in a folder of its own, and gives what it prints."""
 
     def run(code, engine="openssl"):
         return run_python(WITHOUT + code, cwd=tmp_path, FASTRACK_ENGINE=engine)
@@ -35,7 +35,9 @@ print(*(f"{warning.category.__name__}: {warning.message}" for warning in told), 
         engine="",
     )
     (warning,) = said.splitlines()
-    assert warning.startswith("RuntimeWarning: fastrack runs without its machine code, on OpenSSL, which is slower: ")
+    assert warning.startswith(
+        "RuntimeWarning: fastrack runs without its native extension, on OpenSSL, which is slower: "
+    )
     for advice in ("Install a wheel", "`make native`", "FASTRACK_ENGINE=openssl", "FASTRACK_ENGINE=jit"):
         assert advice in warning
 
@@ -109,6 +111,6 @@ try:
 except fastrack.DeviceError as error:
     print(error)
 """)
-    expected = "opening 'cuda:0' failed: expected fastrack's machine code, which issues its commands, got none: "
+    expected = "opening 'cuda:0' failed: expected fastrack's native extension, which issues its commands, got none: "
     assert said.startswith(expected)
     assert said.endswith("Until then use device='cpu'\n")
