@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import os
+import struct
 from contextlib import suppress
 
 import numpy as np
@@ -14,19 +15,30 @@ from fastrack._crypto.cobblestone import chunk_nonce
 from fastrack.format import CHUNK_SIZE, MAX_CHUNKS, SEALED_CHUNK_SIZE, TAG_SIZE
 
 STATE, KEY, ROW, ROWS = 8704, 48, 64, CHUNK_SIZE // 64
-# Arguments of a kernel before its table or wrapped row, those that are addresses, and the words that come last.
+# Arguments of a kernel before its table or wrapped row, how those that are addresses are aligned, and the words that
+# come last.
 SCALARS = {"prepare": 6, "unwrap": 8, "open": 7, "seal": 10, "gather": 9, "widen": 7, "small": 9, "pick": 11}
+SCALARS |= {"keep": 7, "restore": 7}
+_OPENING, _OWN_KEYS = {0: 16, 2: 16, 5: 8}, {0: 16, 1: 16, 4: 16, 7: 8}
 PLACES = {
-    "prepare": [0, 1],
-    "unwrap": [0, 1, 4],
-    "open": [0, 2, 5],
-    "widen": [0, 2, 5],
-    "gather": [0, 2, 5, 7],
-    "small": [0, 1, 4, 7],
-    "pick": [0, 1, 4, 7, 9],
-    "seal": [0, 3, 7, 9],
+    "prepare": {0: 16, 1: 16},
+    "unwrap": {0: 16, 1: 16, 4: 16},
+    "open": _OPENING,
+    "widen": _OPENING,
+    "gather": _OPENING | {7: 8},
+    "small": _OWN_KEYS,
+    "pick": _OWN_KEYS | {9: 8},
+    "seal": {0: 16, 3: 16, 7: 8, 9: 8},
+    "keep": {0: 16, 2: 16, 4: 8, 6: 8},
+    "restore": {0: 16, 2: 16, 4: 8, 6: 4},
 }
-TABLES = {**dict.fromkeys(("open", "gather", "small", "pick"), 500), "widen": 504, "seal": 10}
+TABLES = {
+    **dict.fromkeys(("open", "gather", "small", "pick"), 500),
+    "widen": 504,
+    "seal": 10,
+    "keep": 477,
+    "restore": 477,
+}
 NUMBER_BITS = 38
 NUMBERS = 2**NUMBER_BITS - 1
 GOOD, PLAN, LINK = 2**64 - 1, 1 << 63, 2**32 - 1
@@ -36,7 +48,7 @@ _MESSAGE = 272 + 514 * 16  # where that of the message is
 
 def run_kernel(space, violations, kernel, arguments):
     name, _, bits = kernel.partition("_")
-    if any(arguments[place] % (8 if place >= 5 else 16) for place in PLACES[name]):
+    if any(arguments[place] % alignment for place, alignment in PLACES[name].items()):
         violations.append(f"{kernel} takes aligned addresses, not {[hex(arguments[place]) for place in PLACES[name]]}")
     count, size = SCALARS[name], int(bits or 0) // 8
     if len(arguments) != count + TABLES.get(name, 0):
@@ -48,6 +60,9 @@ def run_kernel(space, violations, kernel, arguments):
         _unwrap(space, *scalars)
     elif name == "seal":
         _seal(space, size, *scalars, np.array(words, np.int64).tobytes())
+    elif name in {"keep", "restore"}:
+        work = _keep if name == "keep" else _restore
+        work(space, size, *scalars, np.array(words, np.int64).tobytes())
     else:
         keys = 4 if name in {"small", "pick"} else 2
         sealed, chunks, segments, verdict, ticket, *plan = scalars[keys:]
@@ -265,6 +280,63 @@ def _seal(space, key_size, link, number, source, sealed, name, count, size, verd
         whole = key[0].encrypt(chunk_nonce(key[1], (name & NUMBERS) + index), plain, None)
         space.at(sealed + SEALED_CHUNK_SIZE * index, length + TAG_SIZE)[:] = np.frombuffer(whole, np.uint8)
     space.at(told, 16).view(np.uint64)[:] = report.end()
+
+
+def paged_chunks(table, count):
+    """Yield each chunk of a table of paged memory: its message and number, its place among the sealed ones, and the
+    addresses and sizes of the pieces that have it.
+    """
+    pieces, blocks, parts = (
+        list(struct.iter_unpack(row, table[start:end]))
+        for row, start, end in (("<QII", 0, 2048), ("<4I", 2048, 3648), ("<5I", 3648, 3808))
+    )
+    (number_of_blocks,) = struct.unpack("<I4x", table[3808:])
+    total = 0
+    for block, before, place, message_and_part in blocks[:number_of_blocks]:
+        assert before == total, "blocks have other chunks than their launch"
+        message, (first, number, chunk, chunks, size) = message_and_part >> 3, parts[message_and_part & 7]
+        touched = pieces[first : first + number]
+        ends = [16 * row[2] for row in touched[1:]] + [16 * size]
+        for index in range(chunks):
+            low, ranges = CHUNK_SIZE * (chunk + index), []
+            high = min(low + CHUNK_SIZE, 16 * size)
+            for (base, stride, begin), end in zip(touched, ends, strict=True):
+                start, stop = max(low, 16 * begin), min(high, end)
+                if start < stop:
+                    ranges.append((base + 16 * (block * stride - begin) + start, stop - start))
+            assert sum(each for _, each in ranges) == high - low, "a chunk is not in the pieces of its part"
+            yield message, chunk + index, 16 * place + SEALED_CHUNK_SIZE * index, ranges
+        total += chunks
+    assert total == count, "blocks have other chunks than their launch"
+
+
+def _keep(space, key_size, states, mask, sealed, count, verdict, ticket, told, table):
+    report = Report(space, verdict, ticket)
+    key_of = _states(space, key_size, report.call, states, mask)
+    for message, number, place, ranges in paged_chunks(table, count):
+        key = key_of(message << NUMBER_BITS, None)
+        if key is None:
+            report.bad(message << NUMBER_BITS | number)
+            continue
+        plain = b"".join(space.at(*each).tobytes() for each in ranges)
+        whole = key[0].encrypt(chunk_nonce(key[1], number), plain, None)
+        space.at(sealed + place, len(whole))[:] = np.frombuffer(whole, np.uint8)
+    space.at(told, 16).view(np.uint64)[:] = report.end()
+
+
+def _restore(space, key_size, states, mask, sealed, count, verdict, ticket, good, table):
+    report = Report(space, verdict, ticket)
+    key_of = _states(space, key_size, report.call, states, mask)
+    for message, number, place, ranges in paged_chunks(table, count):
+        name, length = message << NUMBER_BITS | number, sum(size for _, size in ranges)
+        plain = _open_chunk(space, key_of(name, None), number, sealed + place, length, report, name)
+        if plain is None:
+            space.at(good + message // 32 * 4, 4).view(np.uint32)[0] &= ~(1 << message % 32) % 2**32
+        start = 0
+        for address, size in ranges:
+            space.at(address, size)[:] = 0 if plain is None else plain[start : start + size]
+            start += size
+    report.end()
 
 
 def _open_chunk(space, key, number, place, length, report, known):
