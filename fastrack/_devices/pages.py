@@ -57,5 +57,8 @@ class Pages(Protocol):
         the device failed: then nothing is known of any of their places.
         """
 
+    def clear(self, blocks: Sequence[PagedBlock], after: Any) -> None:
+        """Overwrite blocks with zeros, once the work before the mark `after` is done."""
+
     def close(self) -> None:
         """Wipe and release what the device keeps for this. The arrays are the server's."""

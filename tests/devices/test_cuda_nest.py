@@ -48,7 +48,7 @@ def same(found, expected):
 def test_the_host_knows_the_sizes_of_the_kernels():
     constants = find_kernels().constants
     assert (constants["KEY_BYTES"], constants["ROW_BYTES"]) == (KEY_SIZE, ROW_SIZE)
-    assert (constants["STATE_BYTES"], constants["VERDICT_BYTES"]) == (STATE_SIZE, buffers._VERDICT_SIZE)
+    assert (constants["STATE_BYTES"], constants["VERDICT_BYTES"]) == (STATE_SIZE, buffers.VERDICT_SIZE)
     assert (constants["SEGMENTS"], constants["WIDENINGS"]) == (MAX_SEGMENTS, MAX_WIDENINGS)
 
 

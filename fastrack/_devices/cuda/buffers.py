@@ -23,7 +23,8 @@ from fastrack.errors import DeviceError
 
 GOOD = 2**64 - 1  # the verdict on messages without a bad chunk
 _UNKNOWN = 0  # no ticket: that of a verdict which has not arrived
-_VERDICT_SIZE = 40  # bytes: `Verdict` in ``kernels/verdict.cuh``
+VERDICT_SIZE = 40  # bytes: `Verdict` in ``kernels/verdict.cuh``
+_PLACE_SIZE = 64  # bytes from one to the next: behind it there is a bit for each of `SPREAD` blocks of a paged array
 _READ_SIZE = 24  # bytes of these that the host reads
 _PER_ALLOCATION = 32  # states of a single message
 _READ_EVERY = 0.005  # seconds: verdicts on calls that follow one another are downloaded together
@@ -115,10 +116,10 @@ class MessageState:
 
     def __init__(self, pipeline: Pipeline, block: _Block, index: int, slots: int) -> None:
         self.block = block
-        self.verdict = block.memory.pointer + index * _VERDICT_SIZE
+        self.verdict = block.memory.pointer + index * _PLACE_SIZE
         self.states = block.memory.pointer + block.states_at + STATE_SIZE * slots * index
         self.slots = slots
-        self.mirrored = slice(index * _VERDICT_SIZE, index * _VERDICT_SIZE + _READ_SIZE)
+        self.mirrored = slice(index * _PLACE_SIZE, index * _PLACE_SIZE + _READ_SIZE)
         self._words = block.words[index * _READ_SIZE : (index + 1) * _READ_SIZE]
         self.is_stale = False
         self.is_unread = False  # the call was issued, and its verdict not downloaded
@@ -135,7 +136,7 @@ class MessageState:
         """Reset the verdict before the first launch of a call, where an earlier call may have left another."""
         self._words.fill(_UNKNOWN)
         if self.is_stale:
-            commands.fill(self.verdict, 0xFF, _VERDICT_SIZE, stream)
+            commands.fill(self.verdict, 0xFF, _PLACE_SIZE, stream)
         self.is_stale = True
 
     def download(self, commands: Commands, stream: Any) -> None:
@@ -245,7 +246,7 @@ class MessageStatePool:
     def _allocate(self, slots: int) -> MessageState:
         """Return a new state. States for one message share an allocation, since each allocation stops the device."""
         number = _PER_ALLOCATION if slots == 1 else 1
-        verdicts, words = number * _VERDICT_SIZE, number * _READ_SIZE
+        verdicts, words = number * _PLACE_SIZE, number * _READ_SIZE
         states_at = align(verdicts, 256)
         host = staging_memory(self._driver, words + verdicts, pageable=False)
         memory = self._driver.memory(states_at + number * slots * STATE_SIZE)

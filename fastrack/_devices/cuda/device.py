@@ -60,7 +60,7 @@ class CudaDevice:
             raise
         blocks = max(1, int(share * driver.multiprocessors) * _BLOCKS_PER_MULTIPROCESSOR)
         copiers = threads or min(default_threads(), MAX_COPIERS)
-        self._resources = Resources(self._pipeline, self._states, self._link, blocks, copiers)
+        self.resources = Resources(self._pipeline, self._states, self._link, blocks, copiers)
 
     @property
     def compiled_by(self) -> str:
@@ -105,7 +105,7 @@ class CudaDevice:
 
     def begin(self, messages: Messages, note: SpanCallback | None = None) -> CudaOperation:
         self._pipeline.require_usable()
-        return CudaOperation(self._resources, messages, note)
+        return CudaOperation(self.resources, messages, note)
 
     def close(self) -> None:
         if not self._pipeline.forked and self._pipeline.close():

@@ -43,8 +43,8 @@ _SMALL = {"open": "small", "gather": "pick"}  # kernels that unwrap the keys of 
 _MOST_CALLS = 2**31  # numbers of calls, of which 0 is none
 _PLAN = 1 << 63  # in the ticket of a launch that opens a plan
 _OWN = 1 << 20  # bytes of a run from which on it is uploaded from where it lies, if that is pageable and faster
-_TOLD_SIZE = 16  # bytes that are told of a sealed slab: ticket, and first bad chunk
-_SPIN = 200_000  # nanoseconds to spin before the thread sleeps, since a wake-up takes some ten microseconds
+TOLD_SIZE = 16  # bytes that are told of a sealed slab: ticket, and first bad chunk
+SPIN = 200_000  # nanoseconds to spin before the thread sleeps, since a wake-up takes some ten microseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,11 @@ class Resources:
     link: Link
     blocks: int  # maximum per launch
     threads: int  # maximum of the host for copies
-    calls: Iterator[int] = field(default_factory=itertools.count)  # their numbers
+    calls: Iterator[int] = field(default_factory=itertools.count)
+
+    def next_call(self) -> int:
+        """Return the number of a call."""
+        return next(self.calls) % (_MOST_CALLS - 1) + 1
 
 
 class CommandList:
@@ -113,7 +117,7 @@ class MessageRecorder:
         self._confidential = resources.pipeline.confidential
         self._clock = clock
         self._key = key
-        self._call = call % (_MOST_CALLS - 1) + 1
+        self._call = call
         self._launched = 0  # launches with tickets
         self._wrapped: Wrapped | None = None  # the keys that were wrapped last
         self._expanded: dict[int, int] = {}  # the message whose key is in a slot of the state
@@ -188,7 +192,7 @@ class MessageRecorder:
     def seal(self, current: CommandList, slab: Slab, buffer: CudaStagingBuffer) -> None:
         """Record the sealing of a slab. `_store` copies the sealed chunks out of the buffer."""
         launches_of(slab, self._messages, buffer.memory.size)  # only for its checks
-        if align(slab.sealed_size) + _TOLD_SIZE > buffer.memory.size:
+        if align(slab.sealed_size) + TOLD_SIZE > buffer.memory.size:
             raise ValueError("a slab does not fit into its staging buffer, with what is told of it behind its chunks")
         commands, lane = current.commands, self._lane
         self._store(current, buffer)
@@ -228,7 +232,7 @@ class MessageRecorder:
         if not wait:
             commands.wait(self._stream, state.finished)
         else:
-            wait_for(commands, state.finished, _SPIN)
+            wait_for(commands, state.finished, SPIN)
             if opens and self._confidential:  # now that it waits for nothing
                 state.download(commands, self._uploads)
                 commands.record(state.finished, self._uploads)
@@ -394,11 +398,11 @@ class MessageRecorder:
         current.use(buffer, self._lane)
         current.mark("wait", slab)
         if self._confidential:
-            wait_for(commands, buffer.copied, _SPIN)
+            wait_for(commands, buffer.copied, SPIN)
         current.mark("issue", slab)
         commands.wait(downloads, buffer.copied)
         with self._device_span("copy", "downloads", downloads, slab, commands):
-            end, memory = align(slab.sealed_size) + _TOLD_SIZE, self._memory(slab, buffer, buffer.landing)
+            end, memory = align(slab.sealed_size) + TOLD_SIZE, self._memory(slab, buffer, buffer.landing)
             commands.download(memory[:end], buffer.device_ptr, downloads)
         commands.record(buffer.used, downloads)
         current.mark(None, slab)
@@ -413,7 +417,7 @@ class MessageRecorder:
         current.use(buffer, self._lane)
         memory = self._memory(slab, buffer, buffer.landing)
         current.mark("wait", slab)
-        wait_for(current.commands, buffer.used, _SPIN)
+        wait_for(current.commands, buffer.used, SPIN)
         current.mark("store", slab)
         for number, first, _, _, size, offset, _ in slab.segments:
             sealed = self._messages.sealed[number]
@@ -422,7 +426,7 @@ class MessageRecorder:
                 self._targets.append(target)
                 current.commands.copy_memory(target.address, address(memory) + offset, size, sealed)
         told_at = align(slab.sealed_size)
-        current.commands.copy(told.view(np.uint8), memory[told_at : told_at + _TOLD_SIZE])
+        current.commands.copy(told.view(np.uint8), memory[told_at : told_at + TOLD_SIZE])
         current.commands.keep_alive(buffer)
         current.mark(None, slab)
 
