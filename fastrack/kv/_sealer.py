@@ -22,6 +22,7 @@ from fastrack.errors import AuthenticationError
 from fastrack.format import HEADER_SIZE, SALT_SIZE, message_size
 
 _log = logging.getLogger("fastrack")
+REFUSED = "a block was altered, or is of another key, model, layout or tenant"
 _BLOCK, _NAME = b"fastrack/kv@1\0", b"fastrack/kv-name@1\0"
 _NO_SALT: Final = bytes(SALT_SIZE)  # of names, which are equal for equal blocks
 
@@ -194,7 +195,7 @@ class BlockSealer:
             self.count("opened")
         else:
             plain.fill(0)
-            self.count("refused", "a block was altered, or is of another key, model, layout or tenant")
+            self.count("refused", REFUSED)
         return is_open
 
     def _open(self, context: BlockContext, sealed: Bytes, plain: Bytes) -> bool:

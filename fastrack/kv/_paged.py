@@ -1,0 +1,111 @@
+"""`PagedSealer`: blocks of a device's paged memory as sealed messages, stored and loaded while the server goes on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fastrack._crypto import derivation
+from fastrack._crypto.message_keys import MessageKeys
+from fastrack._devices.pages import PagedBlock, Pages
+from fastrack._keys.keyring import KeyLike
+from fastrack._tensors.arrays import Bytes
+from fastrack._util.fork import per_process
+from fastrack.format import HEADER_SIZE, NONCE_SIZE, SALT_SIZE
+from fastrack.kv._sealer import REFUSED, BlockContext, BlockSealer
+
+
+class PagedSealer:
+    """Store and load blocks of paged memory as the messages of `BlockSealer`, on a thread for each of both.
+
+    No call raises for what a device or a message does. A block that could not be stored leaves a message that does not
+    open. A block that did not open holds zeros, unless the device failed.
+
+    Parameters
+    ----------
+    open_pages : callable
+        Opens the paged memory for a thread. It is called twice.
+    key : KeyLike, optional
+        As for `BlockSealer`.
+    """
+
+    def __init__(self, open_pages: Callable[[], Pages], key: KeyLike | None = None) -> None:
+        self.sealer = BlockSealer(key)
+        self._stores, self._loads = open_pages(), open_pages()
+        self._store_thread = per_process(self, "_store_thread", partial(ThreadPoolExecutor, 1, "fastrack-kv-store"))
+        self._load_thread = per_process(self, "_load_thread", partial(ThreadPoolExecutor, 1, "fastrack-kv-load"))
+
+    def sizes(self) -> Sequence[int]:
+        """Return the bytes of plaintext of a block of each group."""
+        return self._stores.sizes()
+
+    def store(
+        self, contexts: Sequence[BlockContext], blocks: Sequence[PagedBlock], messages: Sequence[Bytes]
+    ) -> Future[list[bool]]:
+        """Seal blocks into messages of their sizes, once the caller's work so far is done, and say which are sealed."""
+        return self._store_thread.submit(self._store, contexts, blocks, messages, self._stores.mark())
+
+    def load(
+        self, contexts: Sequence[BlockContext], blocks: Sequence[PagedBlock], messages: Sequence[Bytes]
+    ) -> Future[list[bool]]:
+        """Open messages into blocks, once the caller's work so far is done, and say which are open."""
+        return self._load_thread.submit(self._load, contexts, blocks, messages, self._loads.mark())
+
+    def close(self) -> None:
+        """Wait for all blocks, end the threads, and release what the device keeps for them."""
+        for thread, pages in (self._store_thread, self._stores), (self._load_thread, self._loads):
+            thread.shutdown()
+            pages.close()
+
+    def _store(
+        self, contexts: Sequence[BlockContext], blocks: Sequence[PagedBlock], messages: Sequence[Bytes], after: Any
+    ) -> list[bool]:
+        keys = MessageKeys(len(blocks))
+        try:
+            for message in messages:
+                message[:HEADER_SIZE] = 0  # a message that is written by half does not open
+            headers = [derivation.new_header(os.urandom(SALT_SIZE)) for _ in blocks]
+            self._derive(keys, headers, contexts)
+            self._stores.seal(keys, blocks, [message[HEADER_SIZE:] for message in messages], after)
+            for row, (header, message) in enumerate(zip(headers, messages, strict=True)):
+                message[:HEADER_SIZE] = np.frombuffer(header[:SALT_SIZE] + keys.commitment(row), np.uint8)
+        except Exception as error:  # noqa: BLE001 - a server goes on without these blocks
+            self.sealer.count("unstored", f"blocks were not stored: {type(error).__name__}", len(blocks))
+            return [False] * len(blocks)
+        finally:
+            keys.wipe()
+        self.sealer.count("sealed", number=len(blocks))
+        return [True] * len(blocks)
+
+    def _load(
+        self, contexts: Sequence[BlockContext], blocks: Sequence[PagedBlock], messages: Sequence[Bytes], after: Any
+    ) -> list[bool]:
+        keys = MessageKeys(len(blocks))
+        try:
+            headers = [message[:HEADER_SIZE].tobytes() for message in messages]
+            self._derive(keys, headers, contexts)
+            is_own = [keys.commitment(row) == header[SALT_SIZE:] for row, header in enumerate(headers)]
+            for row in [row for row, each in enumerate(is_own) if not each]:
+                keys.put(row, bytearray(os.urandom(keys.bits[row] // 8 + NONCE_SIZE)))  # no tag is right: it is cleared
+            is_open = self._loads.open(keys, blocks, [message[HEADER_SIZE:] for message in messages], after)
+        except Exception as error:  # noqa: BLE001 - a server computes these blocks anew
+            self.sealer.count("failed", f"blocks were not loaded: {type(error).__name__}", len(blocks))
+            return [False] * len(blocks)
+        finally:
+            keys.wipe()
+        found = [own and right for own, right in zip(is_own, is_open, strict=True)]
+        if opened := sum(found):
+            self.sealer.count("opened", number=opened)
+        if refused := len(found) - opened:
+            self.sealer.count("refused", REFUSED, refused)
+        return found
+
+    def _derive(self, keys: MessageKeys, headers: Sequence[bytes], contexts: Sequence[BlockContext]) -> None:
+        rows, secret = range(len(keys)), self.sealer.key.material()
+        encoded = [context.encode() for context in contexts]
+        derivation.derive_rows(secret, headers, encoded, rows, keys.reserve(rows, 8 * len(secret)))
