@@ -77,14 +77,14 @@ REFUSED = {
     "a tensor as a key": (lambda: to_device(HANDLE, keys=OTHER), TypeError, "takes a Key"),
     "a handle of a tensor": (lambda: SealedTensor(OTHER, KEY), TypeError, "seal(tensor, key, name) makes one"),
     "a named handle": (lambda: SealedTensor(OTHER, KEY, "x"), TypeError, "seal(tensor, key, name)"),
-    "a data set of tensors": (
+    "a dataset of tensors": (
         lambda: SealedDataset({"x": OTHER}, KEY),
         TypeError,
         "SealedDataset(paths, columns, keys",
     ),
-    "a data set of a list": (lambda: SealedDataset([OTHER], KEY), TypeError, "SealedDataset(paths, columns, keys"),
-    "a data set of one tensor": (lambda: SealedDataset(OTHER), TypeError, "SealedDataset(paths, columns, keys"),
-    "a key of a data set": (
+    "a dataset of a list": (lambda: SealedDataset([OTHER], KEY), TypeError, "SealedDataset(paths, columns, keys"),
+    "a dataset of one tensor": (lambda: SealedDataset(OTHER), TypeError, "SealedDataset(paths, columns, keys"),
+    "a key of a dataset": (
         lambda: SealedDataset("x.safetensors", KEY),
         TypeError,
         "SealedDataset(paths, columns, keys",

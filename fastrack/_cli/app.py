@@ -50,18 +50,18 @@ def _show_version(requested: bool) -> None:
 _TOPICS = {  # the commands, each with what it does in a line of 80 columns
     "Every day": {
         "keygen": "Make a key, or a key pair, that only you may read.",
-        "import": "Seal images, text, records or tables into a data set.",
+        "import": "Seal images, text, records or tables into a dataset.",
         "seal": "Encrypt files, or a folder such as that of a model.",
         "inspect": "Show what a sealed file or folder holds, without a key.",
         "verify": "Check that all of it is what its owner sealed.",
         "unseal": "Authenticate and decrypt into plain files.",
-        "index": "List the shards of a data set, to open it by one file.",
+        "index": "List the shards of a dataset, to open it by one file.",
         "help": f"On a COMMAND or {', '.join(TOPICS)}.",
     },
     "Keys and sharing": {
         "key": "Show which keys are here, by their ids; nothing secret.",
         "grant": "Give a key to others, in a signed file beside the data.",
-        "rekey": "Seal a file or a data set under another key.",
+        "rekey": "Seal a file or a dataset under another key.",
         "publish": "Sign a manifest of files, as their next version.",
         "anchor": "Remember the newest version of such files.",
     },

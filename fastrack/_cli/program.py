@@ -31,7 +31,7 @@ _SYNONYMS = {
     "unseal": ("decrypts", "decrypt dec decode decipher unlock open extract unpack unwrap export restore cat read get"),
     "inspect": ("shows what a file holds", "info show ls list stat describe view print dump head display file ll dir"),
     "verify": ("authenticates files", "check validate test audit authenticate fsck verity"),
-    "import": ("makes a data set", "convert ingest dataset load-data prepare create-dataset"),
+    "import": ("makes a dataset", "convert ingest dataset load-data prepare create-dataset"),
     "keygen": ("makes a key", "generate gen genkey gen-key key-gen init new create newkey generate-key setup"),
     "key": ("shows the ids of keys", "keys id ids fingerprint whoami keyid key-id"),
     "grant": ("gives a key to others", "share give allow permit access recipients invite revoke ungrant"),
@@ -52,7 +52,7 @@ _WORDS = {  # of Typer and pydantic on a value, and ours
 }
 _NOT_COMMANDS = {
     "load": "`fastrack.load_file` loads a file in Python, and `fastrack unseal` decrypts one",
-    "train": "training is Python: `fastrack.SealedDataset` opens a data set, which `fastrack import` makes",
+    "train": "training is Python: `fastrack.SealedDataset` opens a dataset, which `fastrack import` makes",
     "version": "`fastrack --version` shows it",
     "update": "pip updates fastrack",
     "upgrade": "pip updates fastrack",
@@ -321,5 +321,5 @@ def _missing_option(name: str, command: Any, path: str) -> str:
     if not is_close and members and (told := missing_command(name.lstrip("-"), [*members], path).partition(": ")[2]):
         return f"{missing}: {told}"
     if command.name == "import" and name in {"--force", "-f", *_OPTIONS["--force"].split()}:
-        return f"{missing}: no data set is replaced. Name a new folder, or add to it with --append"
+        return f"{missing}: no dataset is replaced. Name a new folder, or add to it with --append"
     return f"{missing}: " + (f"did you mean {found[0]}?" if found else f"`{path} --help` lists the options")

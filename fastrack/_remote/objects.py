@@ -94,7 +94,7 @@ def require_plain(coding: str | None, url: Url) -> None:
 
 def changed(url: Url) -> FormatError:
     """Return the error for an object that has changed on the server."""
-    return FormatError(f"{url} was replaced or changed since it was opened. Open it, or the data set, again")
+    return FormatError(f"{url} was replaced or changed since it was opened. Open it, or the dataset, again")
 
 
 def check_size(size: int, url: Url) -> int:

@@ -403,7 +403,7 @@ def kind_of(column: Column) -> tuple[Any, bool]:
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(column.type.removeprefix(ARROW), validate=True)))
         return schema.field(0).type, schema.field(0).name == _JSON
     except (pa.ArrowException, OSError, ValueError, LookupError, RecursionError):
-        raise FormatError("a column: expected a type of Arrow, got other bytes. Import the data set again") from None
+        raise FormatError("a column: expected a type of Arrow, got other bytes. Import the dataset again") from None
 
 
 def _wrapped(array: Any, kind: Any) -> Any:

@@ -89,7 +89,7 @@ def read_headers(folder: Path, anchor: Anchor | None = None) -> Headers:
             anchor.require_file(folder / name)
     paths = shards_in(folder)
     if not paths:
-        raise FormatError(f"{folder}: expected shards of a data set, got none. Name the folder of one")
+        raise FormatError(f"{folder}: expected shards of a dataset, got none. Name the folder of one")
     shards: dict[str, Shard] = {}
     key_id, columns, sizes = "", dict[str, Column](), dict[str, int]()
     for path in paths:
@@ -103,12 +103,12 @@ def read_headers(folder: Path, anchor: Anchor | None = None) -> Headers:
             if file.key_id != (key_id or file.key_id):
                 raise FormatError(
                     f"{path}: expected shards under one key, {key_id}, got one under {file.key_id}. Move the shards of "
-                    "the other data set away"
+                    "the other dataset away"
                 )
             if found != (columns or found):
                 raise FormatError(
-                    f"{path}: expected columns as in {paths[0].name}, got others. Move the shards of the other data "
-                    "set away"
+                    f"{path}: expected columns as in {paths[0].name}, got others. Move the shards of the other "
+                    "dataset away"
                 )
             if shard.file_id in shards:
                 raise FormatError(
@@ -142,7 +142,7 @@ def opened_shard(path: Location, about: About, keys: KeyRing, anchor: Anchor | N
         authenticate_headers([file[name] for name in file], keys)
         count, _ = columns_of([file[name].context for name in file], path)
         if read_about(file, keys) != (about if about.data_set else None) or count != about.samples:
-            raise FormatError(f"{path} was replaced since this data set was opened. Open it again")
+            raise FormatError(f"{path} was replaced since this dataset was opened. Open it again")
         yield file
 
 

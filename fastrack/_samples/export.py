@@ -164,7 +164,7 @@ class _Samples:
             raise TypeError(f"columns=: expected a sequence of names, got one text. Give [{shown(names, 200)}]")
         for name in names or ():
             if name not in present:
-                raise ValueError(f"columns=: the data set has no column {shown(name, 80)}; {list_names(name, present)}")
+                raise ValueError(f"columns=: the dataset has no column {shown(name, 80)}; {list_names(name, present)}")
         if names is not None and not names:
             raise ValueError("columns=: expected a column or more, got none")
         return {name: present[name] for name in names or present}

@@ -131,7 +131,7 @@ class Import:
         """Refuse a folder with samples, unless they are resumed, or appended to after the end of their last run."""
         there = writer.there
         if self.append and not there.shards:
-            message = f"{self.folder} has no data set to append to. Import the first source without append="
+            message = f"{self.folder} has no dataset to append to. Import the first source without append="
             raise _refusal(FileNotFoundError, errno.ENOENT, message)
         if self.resume or not there.shards or (self.append and there.is_complete is not False):
             return

@@ -31,7 +31,7 @@ INDEX = "fastrack.index"
 SUFFIX = ".index"
 _SHARDS = "shards"  # the tensor of the index
 _FORMAT = 1
-_KIND = "index of a data set"
+_KIND = "index of a dataset"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,14 @@ class ShardIndex:
         """Authenticate an index, which must have that file id, and match the anchor's manifest."""
         with load_file(location, file_id=file_id, anchor=anchor) as file:
             if file.kind != "index" or _SHARDS not in file or file.key_id is None:
-                raise FormatError(f"{location}: expected the index of a data set, got another file. Get it again")
+                raise FormatError(f"{location}: expected the index of a dataset, got another file. Get it again")
             content = unseal(file[_SHARDS], keys, framework="numpy").tobytes()
             with (
                 suppress(zlib.error),
-                parsing(f"{location} is not the index of a data set", "write it again with `fastrack index`"),
+                parsing(f"{location} is not the index of a dataset", "write it again with `fastrack index`"),
             ):
                 return cls(location, file.key_id, *_parse(content))
-            raise FormatError(f"{location} is not the index of a data set. Write it again with `fastrack index`")
+            raise FormatError(f"{location} is not the index of a dataset. Write it again with `fastrack index`")
 
     def write(self, key: Key) -> str:
         """Seal the index, in the place of an earlier one. Return its file id."""
@@ -134,7 +134,7 @@ def read_index(location: Location, keys: Any, file_id: str | None = None, anchor
     try:
         return ShardIndex.read(location, KeyRing.resolve(keys), file_id, anchor)
     except UnknownKeyError as error:
-        error.add_note(f"{location} is sealed, and lists the shards: give the data set keys=, or a list of its shards")
+        error.add_note(f"{location} is sealed, and lists the shards: give the dataset keys=, or a list of its shards")
         raise
 
 

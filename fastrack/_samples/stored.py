@@ -164,11 +164,11 @@ def _place_of(path: Location, file: SealedFile, keys: KeyRing, before: DataSet, 
         )
     if (about.first, about.samples) != (first, count):
         raise FormatError(
-            f"{path}: expected samples {first} to {first + count - 1} of its data set, got {about.first} to "
+            f"{path}: expected samples {first} to {first + count - 1} of its dataset, got {about.first} to "
             f"{about.first + about.samples - 1}. Give the shards their names again"
         )
     if about.data_set != (before.id or about.data_set) or about.run not in {before.run, first}:
-        raise FormatError(f"{path}: expected a shard of the data set of those before it, got another's. Get it again")
+        raise FormatError(f"{path}: expected a shard of the dataset of those before it, got another's. Get it again")
     if about.previous != (before.shards[-1][1].shard if before.shards else ""):
         last = before.shards[-1][0].name if before.shards else "no other"
         raise FormatError(
@@ -304,7 +304,7 @@ def _open_shard(path: Location, keys: KeyRing, about: About, chosen: Collection[
     with SealedFile(path) as file:
         count, columns = columns_of([file[name].context for name in file], path)
         if count != about.samples:
-            raise FormatError(f"{path} was replaced since this data set was opened. Open it again")
+            raise FormatError(f"{path} was replaced since this dataset was opened. Open it again")
         return read_blocks(file, {name: columns[name] for name in columns if chosen is None or name in chosen}, keys)
 
 

@@ -141,14 +141,14 @@ _KINDS = (
     (re.compile(rb"\x93NUMPY"), "it is an array of NumPy. `fastrack seal` seals it"),
     (
         re.compile(rb"\x89PNG|\xff\xd8\xff|GIF8"),
-        "it is an image. `fastrack import` makes a data set of images",
+        "it is an image. `fastrack import` makes a dataset of images",
     ),
-    (re.compile(rb"PAR1|ARROW1"), "it is a table. `fastrack import` makes a data set of its rows"),
+    (re.compile(rb"PAR1|ARROW1"), "it is a table. `fastrack import` makes a dataset of its rows"),
     (re.compile(rb"\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd"), f"it is compressed. Decompress it first, or {_WHOLE}"),
     (re.compile(rb"\xff\xfe|\xfe\xff"), f"it is text in UTF-16. Convert it to UTF-8, or {_WHOLE}"),
     (
         re.compile(rb"(?:[\t\n\r -~]|[\xc3-\xf4][\x80-\xbf]{1,3}){3,8}[\xc3-\xf4]?[\x80-\xbf]{0,2}\Z"),
-        f"it is text, such as CSV or JSON. `fastrack import` makes a data set of its rows or lines; or {_WHOLE}",
+        f"it is text, such as CSV or JSON. `fastrack import` makes a dataset of its rows or lines; or {_WHOLE}",
     ),
     (re.compile(b""), f"its first bytes are of another format. {_WHOLE.capitalize()}"),
 )

@@ -216,7 +216,7 @@ class MappedFile(_Present):
         with open_regular(self._path) as file:
             if _version_of(file) != self._version:
                 error = FormatError(
-                    f"{self._path} was replaced or changed since it was opened. Open it, or the data set, again"
+                    f"{self._path} was replaced or changed since it was opened. Open it, or the dataset, again"
                 )
                 error.path = Path(self._path)
                 raise error

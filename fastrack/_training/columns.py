@@ -169,13 +169,13 @@ def require_places(shards: Shards, keys: KeyRing) -> None:
         return
     data = read_shards(((Path(str(file.path)), file) for file in shards.open_all()), keys)
     if list(data.file_ids) != [contexts[0].file for contexts in shards.contexts]:
-        raise FormatError(f"{shards.paths[0]} or a file beside it was replaced meanwhile. Make the data set again")
+        raise FormatError(f"{shards.paths[0]} or a file beside it was replaced meanwhile. Make the dataset again")
     folder = Path(str(shards.paths[0])).parent
     if data.before and not shards.are_anchored:
         warnings.warn(f"{warning_of(data, folder)}. Open it with an anchor, or import it anew", stacklevel=5)
     elif data.is_complete is False:
         warnings.warn(
-            f"{folder}: the data set of {data.samples} samples is not complete: it is still "
+            f"{folder}: the dataset of {data.samples} samples is not complete: it is still "
             "being written, its last run was interrupted, or its last shards are missing. Continue that run, or get "
             "them from its owner",
             stacklevel=5,
@@ -192,7 +192,7 @@ def _labelled_paths(shards: Shards, keys: KeyRing) -> Iterator[Part]:
     for shard, contexts in enumerate(shards.contexts):
         with shards.open(shard) as file:
             if file.file_id != contexts[0].file:
-                raise FormatError(f"{file.path} was replaced since this data set was made. Make the data set again")
+                raise FormatError(f"{file.path} was replaced since this dataset was made. Make the dataset again")
             count, columns = columns_of([file[name].context for name in file], file.path)
             chosen = {name: columns[name] for name in (PATH, LABEL) if name in columns}
             yield Part("", read_blocks(file, chosen, keys), 0, count)
@@ -297,7 +297,7 @@ def _tensor_of(shards: Shards, column: str) -> str:
     for name in (column, column + RECORDS):
         if name in shards.names:
             return name
-    raise ValueError(f"this data set has no {_absent_column(column, columns_in(shards.names), ())}")
+    raise ValueError(f"this dataset has no {_absent_column(column, columns_in(shards.names), ())}")
 
 
 def _require_alike(shards: Shards, ends: Indices, other: Indices) -> None:

@@ -316,7 +316,7 @@ class SealedDataset(_Base[Sample_co]):
         except TypeError:
             return self._select(as_indices(index, count))
         if not -count <= row < count:
-            raise IndexError(f"sample {row} is out of range: the data set has {count} samples")
+            raise IndexError(f"sample {row} is out of range: the dataset has {count} samples")
         if self._opening is not None:
             return self._opening.open(self._ref, np.array([row % count]))[0]
         return self._ref.sample(row % count)

@@ -110,12 +110,12 @@ class DatasetHandle:
         if not is_inside:
             wrong = rows if isinstance(rows, int) else rows[(rows < 0) | (rows >= self.count)][0]
             raise FormatError(
-                f"sample {wrong} of a data set of {self.count}: expected 0 to {self.count - 1}; the process that sent "
-                "this number has another data set, or was compromised"
+                f"sample {wrong} of a dataset of {self.count}: expected 0 to {self.count - 1}; the process that sent "
+                "this number has another dataset, or was compromised"
             )
         if not 0 <= column < len(self.layout.names):
             raise FormatError(
-                f"column {column}: expected 0 to {len(self.layout.names) - 1}, the columns of the data set"
+                f"column {column}: expected 0 to {len(self.layout.names) - 1}, the columns of the dataset"
             )
 
     def pack(self, rows: Row) -> Packed:
@@ -259,7 +259,7 @@ class DatasetRows(SealedRows):
 # Collators and trackers of others put the name of a class that they do not know into their error.
 DatasetRows.__name__ = (
     "DatasetRows, which is sealed: collate with fastrack.collate (data_collator= of a Trainer), and open batches with "
-    "wrap (a Trainer opens them by itself, with keys= of the data set or after fastrack.use_keys)"
+    "wrap (a Trainer opens them by itself, with keys= of the dataset or after fastrack.use_keys)"
 )
 
 
@@ -279,8 +279,8 @@ class Lengths:
         for other in others:
             if not isinstance(other, Lengths) or other.ref is not self.ref:
                 raise TypeError(
-                    "lengths of records in a spawned worker process: expected records of one data set, got several. "
-                    "Use num_workers=0, or one data set of several files"
+                    "lengths of records in a spawned worker process: expected records of one dataset, got several. "
+                    "Use num_workers=0, or one dataset of several files"
                 )
             rows.append(other.rows)
         return Lengths(self.ref, np.array(rows, np.int64))
@@ -310,7 +310,7 @@ def _find(dataset_id: bytes, packed: Packed) -> tuple[Any, Row]:
     ref = refs.get(dataset_id)
     if ref is None:
         raise ClosedError(
-            "unpickling samples: expected their data set in this process, got none. Keep the SealedDataset that the "
+            "unpickling samples: expected their dataset in this process, got none. Keep the SealedDataset that the "
             "DataLoader was made with, and use its samples in that process"
         )
     return ref, ref.parts[0].unpack(packed)
@@ -465,8 +465,8 @@ class RecordLayout:
             opened = record_layout(self.shards, keys)
             if not np.array_equal(opened.ends, self.ends):
                 raise FormatError(
-                    "records: expected the number of records in each file that the data set had when made, got "
-                    "another. Make the data set again"
+                    "records: expected the number of records in each file that the dataset had when made, got "
+                    "another. Make the dataset again"
                 )
             self.offsets, self.keys = opened.offsets, opened.keys
 
@@ -489,7 +489,7 @@ class RecordLayout:
 
     def _offsets_of(self, shard: int) -> Indices:
         if self.offsets is None:
-            raise TypeError("lengths of records are known only in the process that made the data set. Use them there")
+            raise TypeError("lengths of records are known only in the process that made the dataset. Use them there")
         return self.offsets[shard]
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -540,7 +540,7 @@ def record_layout(
     try:
         ring = KeyRing.resolve(keys)
     except UnknownKeyError as error:
-        error.add_note("records are found by their offsets, which are opened when the data set is made: give it keys=")
+        error.add_note("records are found by their offsets, which are opened when the dataset is made: give it keys=")
         raise
     for shard, (data, index) in enumerate(shards.contexts):
         label = f"{shards.paths[shard]}: {index.name!r:.200}"

@@ -72,7 +72,7 @@ def index_dataset(folder: PathLike, key: KeyLike | None = None) -> str:
         location = Url(f"{location.full.rstrip('/')}/")
     source = find_shards(location, use_index=False)
     if not source.is_folder:
-        raise NotADirectoryError(errno.ENOTDIR, "expected the folder of a data set, got none", str(location))
+        raise NotADirectoryError(errno.ENOTDIR, "expected the folder of a dataset, got none", str(location))
     for path in source.paths:
         _require_name(locate(path).name, location)
     target = join(location, INDEX)
@@ -110,6 +110,4 @@ def _require_index(path: Location) -> None:
     with suppress(FormatError), SealedFile(path) as file:
         if file.kind == "index":
             return
-    raise FileExistsError(
-        errno.EEXIST, "expected the earlier index of a data set, got another file. Move it", str(path)
-    )
+    raise FileExistsError(errno.EEXIST, "expected the earlier index of a dataset, got another file. Move it", str(path))

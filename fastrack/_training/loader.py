@@ -197,7 +197,7 @@ def _require_distributed(loader: Any) -> None:
             f"wrap: expected a loader that gives each of {distributed.get_world_size()} processes its share, got one "
             f"with a {type(sampler).__name__}, which gives all samples to each. Give the DataLoader "
             "sampler=DistributedSampler(dataset), or give it to Accelerate, Lightning or Fabric unwrapped; "
-            "where each process has a data set of its own, use DistributedSampler(dataset, num_replicas=1, rank=0)"
+            "where each process has a dataset of its own, use DistributedSampler(dataset, num_replicas=1, rank=0)"
         )
 
 

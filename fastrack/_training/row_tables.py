@@ -76,8 +76,8 @@ class RowTable:
             )
         if (ids != self.dataset_id).any():
             raise FormatError(
-                "batch: expected samples of this data set, got those of other files or of other columns. Open a batch "
-                "with the data set that its samples were read from"
+                "batch: expected samples of this dataset, got those of other files or of other columns. Open a batch "
+                "with the dataset that its samples were read from"
             )
         samples = self._ref.sample(rows.astype(np.int64))
         for name in samples.keys() & others.keys():

@@ -111,7 +111,7 @@ class Shards:
             tensors = _tensors_of(file, self.names)
             if [tensor.context for tensor in tensors] != self.contexts[shard]:
                 raise FormatError(
-                    f"{self.paths[shard]} was replaced since this data set was made. Make the data set again"
+                    f"{self.paths[shard]} was replaced since this dataset was made. Make the dataset again"
                 )
             self.opened[shard] = tensors
             if self.index is not None:
@@ -133,7 +133,7 @@ class Shards:
     def _require_key(self, file: SealedFile) -> None:
         if self.only_key not in (None, file.key_id):
             raise RollbackError(
-                f"{file.path}: expected a file under the key {self.only_key} of the data set, got {file.key_id}; a "
+                f"{file.path}: expected a file under the key {self.only_key} of the dataset, got {file.key_id}; a "
                 "holder of another key has replaced a file. Get the files again from their owner",
                 path=file.path,
             )

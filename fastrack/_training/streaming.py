@@ -319,7 +319,7 @@ class StreamingSealedDataset(_Base):
         if not _is_same(state_dict["data"], self._begun["data"]):
             raise ValueError(
                 "state_dict: expected the state of a stream of these files and columns, got that of others. Make the "
-                "data set of the same files, in the same order"
+                "dataset of the same files, in the same order"
             )
         for name, own in self._begun.items():
             if not _is_same(state_dict[name], own):

@@ -169,7 +169,7 @@ def _require_movable(obj: Any) -> None:
     if isinstance(obj, os.PathLike) or (isinstance(obj, str) and Path(obj).suffix == ".safetensors"):
         raise TypeError(f"expected tensors, got the path {shown(obj)}. Use load_file to open a sealed file")
     if hasattr(type(obj), "__next__") or (type(obj).__module__ == "fastrack" and not isinstance(obj, Mapping)):
-        raise TypeError(f"expected tensors, got {shown(obj)}. Make a list of a generator, and use wrap for a data set")
+        raise TypeError(f"expected tensors, got {shown(obj)}. Make a list of a generator, and use wrap for a dataset")
     module = getattr(sys.modules.get("torch.nn"), "Module", ())
     if isinstance(obj, module):
         raise TypeError(

@@ -42,7 +42,7 @@ LIMITS: Mapping[str, Mapping[str, int]] = {
     "TDX collateral": {"bytes": 4 << 20, "values": 8192},
     "answer about a manifest": {"bytes": 2 << 20, "values": 64},
     # Of any other holder of the key: 10,000 shards with 1,000 tensors; 5,000 tensors, 3,750 with brackets in names.
-    "index of a data set": {"bytes": 128 << 20, "lists": 15_010, "members": 15_010},
+    "index of a dataset": {"bytes": 128 << 20, "lists": 15_010, "members": 15_010},
     # Between a visitor of a tour and its desks: a chain, a manifest, an offer and two documents, in base64.
     "chain of a tour": {"bytes": 64 << 20, "lines": 10_002},  # its plan, its visits and its completion
     "manifest of a tour": {"bytes": 32 << 20},

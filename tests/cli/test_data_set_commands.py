@@ -36,7 +36,7 @@ def test_inspect_shows_one_table_without_a_key(cli, data, monkeypatch):
     count, key_id = len(shards(data)), Key.load("owner.key").id
     (cli.folder / "owner.key").unlink()
     said = cli("inspect data").stdout
-    assert f"data: a data set of 30 samples in {count} shards" in said
+    assert f"data: a dataset of 30 samples in {count} shards" in said
     assert f"key {key_id}" in said
     assert [line.split()[:3] for line in said.splitlines() if line.startswith(("text", "label"))] == [
         ["label", "I64", "[]"],
@@ -76,7 +76,7 @@ def test_verify_authenticates_all_of_it(cli, key, data):
     assert (document["ok"], document["complete"], document["samples"]) == (True, True, 30)
     assert [shard["ok"] for shard in document["shards"]] == [True] * count
     assert cli(f"verify data --quiet {key}").stdout == ""
-    assert "and all shards of 1 data set" in cli(f"verify data data/{shards(data)[0].name} {key}").stdout
+    assert "and all shards of 1 dataset" in cli(f"verify data data/{shards(data)[0].name} {key}").stdout
     cli(f"verify data --expect text --expect label {key}")
     assert "expected the column 'more'" in cli.error(f"verify data --expect more {key}")
     cli(f"verify data --file-id 00 {key}", status=2)
@@ -252,7 +252,7 @@ def test_a_data_set_comes_out_as_a_table(cli, key, data):
         ("unseal data/shard-000000.safetensors out.csv", 2, "Unseal the folder data"),
         ("unseal data nowhere/out.csv", 1, "nowhere"),
         ("unseal data/shard-000000.safetensors out.npz --columns text", 2, "--columns"),
-        ("unseal data data/shard-000000.safetensors out", 1, "expected a file, got a data set"),
+        ("unseal data data/shard-000000.safetensors out", 1, "expected a file, got a dataset"),
         ("rekey data new --new owner.key --force", 2, "Name a new folder as TARGET"),
         ("rekey data data --new owner.key", 1, "no folder is replaced"),
     ],
@@ -394,7 +394,7 @@ def test_an_interrupted_rekey_leaves_nothing_and_says_so(cli, key, monkeypatch):
 @pytest.mark.usefixtures("key")
 def test_a_folder_that_is_no_data_set_is_not_sealed_anew(cli, folder):
     (folder / "empty").mkdir()
-    assert "expected a sealed file or a data set" in cli.error("rekey empty out --new owner.key --key owner.key")
+    assert "expected a sealed file or a dataset" in cli.error("rekey empty out --new owner.key --key owner.key")
 
 
 def test_all_shards_are_granted_and_no_later_ones(cli, data):

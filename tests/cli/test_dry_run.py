@@ -54,10 +54,10 @@ LINES = {
     "sealed files": "unseal sealed.safetensors notes.safetensors TARGET -k owner.key",
     "a sealed tree": "unseal -r tree TARGET -k owner.key",
     "a sealed folder": "unseal folder TARGET -k owner.key",
-    "a data set": "unseal data TARGET.jsonl -k owner.key",
+    "a dataset": "unseal data TARGET.jsonl -k owner.key",
     "a key of a file": "rekey sealed.safetensors TARGET.safetensors -k owner.key --new other.key",
     "its own key": "rekey sealed.safetensors sealed.safetensors -k owner.key --new other.key --force",
-    "a key of a data set": "rekey data TARGET -k owner.key --new other.key",
+    "a key of a dataset": "rekey data TARGET -k owner.key --new other.key",
 }
 FAILING = {
     "no source": "seal nope.npy TARGET.safetensors -k owner.key",

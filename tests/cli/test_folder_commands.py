@@ -95,7 +95,7 @@ def test_options_of_files_are_refused(cli, key, sealed, line):
 
 
 def test_a_folder_that_is_not_sealed_is_told(cli, key, model):
-    assert "expected a sealed folder or a data set" in cli.error(f"unseal {model.name} back {key}")
+    assert "expected a sealed folder or a dataset" in cli.error(f"unseal {model.name} back {key}")
     cli(f"verify {model.name} {key}", status=2)
 
 

@@ -196,7 +196,7 @@ def test_without_a_key_an_error_says_how_to_make_and_name_one(cli, lines, monkey
 def test_options_that_do_not_go_together_are_bad_usage(cli, key, lines):
     for options in ("--resume --append", "--skip-existing"):
         cli(f"import {lines} out {options} {key}", status=2)
-    assert "no data set" in cli.error(f"import {lines} out --append {key}")
+    assert "no dataset" in cli.error(f"import {lines} out --append {key}")
 
 
 def test_quiet_prints_what_was_left_out_unasked_and_nothing_else(cli, key, folder, lines):

@@ -132,7 +132,7 @@ FAULTS = [
     ("folder.header", "a header need not fit the file", folder_writer, "_require_layout", into(names_in_both)),
     ("folder.file.expected", "files are not as listed", entries.SealedEntry, "check", into(nothing)),
     ("data-set.previous", "any shard may be before", stored, "read_about", told(previous=ANY)),
-    ("data-set.data-set", "shards may be of another data set", stored, "read_about", told(data_set=ANY)),
+    ("data-set.data-set", "shards may be of another dataset", stored, "read_about", told(data_set=ANY)),
     (
         "data-set.first",
         "shards may be in another place",

@@ -97,7 +97,7 @@ USES = {
     "verify": lambda file, keys: fastrack.verify_file(file.path, keys=keys),
     "unseal_file": lambda file, keys: fastrack.unseal_file(file, file.path.with_suffix(".npz"), keys, overwrite=True),
     "channel": _through_a_channel,
-    "data set": lambda file, keys: len(fastrack.SealedDataset(file.path, ["x"], keys=keys)),
+    "dataset": lambda file, keys: len(fastrack.SealedDataset(file.path, ["x"], keys=keys)),
     "records": lambda file, keys: len(fastrack.SealedDataset.records(file.path, keys=keys)),
 }
 

@@ -515,7 +515,7 @@ def _files(world: World) -> list[Place]:
             (*WHOLE, ("json", header), ("json", layouts)),
             most=48,
         ),
-        Place("an index of a data set", read_index, (("json", index), ("text", index)), 8 << 20),
+        Place("an index of a dataset", read_index, (("json", index), ("text", index)), 8 << 20),
         Place("a manifest", manifest, (*signed, ("json", partial(envelope, kind=PAYLOAD_TYPE)))),
         Place("a grants file", partial(Grants.from_bytes, owner=world.signer.verifier), signed),
         Place("an unverified payload", read_unverified_payload, signed),

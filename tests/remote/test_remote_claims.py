@@ -80,7 +80,7 @@ USES = {
     "rekey_file": lambda url, key: fastrack.rekey_file(url, "out.safetensors", key, key=fastrack.Key.generate()),
     "load_checkpoint": lambda url, key: fastrack.load_checkpoint(url, keys=key),
     "load_tensors": lambda url, key: fastrack.load_tensors(url, keys=key),
-    "a data set": read_batches,
+    "a dataset": read_batches,
     "records": lambda url, key: fastrack.SealedDataset.records([url], "z", "y", keys=key),
     "a loader of tensors": read_tensors,
 }  # fmt: skip

@@ -527,7 +527,7 @@ def test_offsets_that_are_none_are_refused(tmp_path, key):
 
 def test_a_folder_without_shards_is_refused(tmp_path, key):
     (tmp_path / "in").mkdir()
-    with pytest.raises(FormatError, match="expected shards of a data set, got none"):
+    with pytest.raises(FormatError, match="expected shards of a dataset, got none"):
         exported(tmp_path / "in", key, ".csv")
 
 

@@ -601,7 +601,7 @@ def test_classes_of_a_replaced_or_altered_shard_are_refused(tmp_path, key):
         fastrack.import_samples([{"path": f"{name}/1", "label": 0}], tmp_path / name, key)
     data = SealedDataset(tmp_path / "new", keys=key)
     shutil.copy(tmp_path / "old" / "shard-000000.safetensors", tmp_path / "new")
-    with pytest.raises(FormatError, match="was replaced since this data set was made"):
+    with pytest.raises(FormatError, match="was replaced since this dataset was made"):
         _ = data.classes
     fastrack.index_dataset(tmp_path / "old", key)
     indexed = SealedDataset(tmp_path / "old" / "fastrack.index", ["label"], keys=key)

@@ -68,7 +68,7 @@ def test_a_data_set_opens_its_own_samples(way, data):
 
 
 def test_a_collator_of_another_library_names_what_to_use(data):
-    with pytest.raises(RuntimeError, match=r"data_collator= of a Trainer.*keys= of the data set or after .*use_keys"):
+    with pytest.raises(RuntimeError, match=r"data_collator= of a Trainer.*keys= of the dataset or after .*use_keys"):
         torch.tensor([data[1]["x"]])  # as that of a Trainer does
 
 
@@ -162,7 +162,7 @@ PICKLED = {
     "rows": lambda data, _: data[:2],
     "samples": lambda data, _: data.__getitems__([1]),
     "a batch of two": lambda data, other: collate([data[1], other[1]]),
-    "a data set": lambda data, _: data,
+    "a dataset": lambda data, _: data,
     "windows": lambda data, _: data.windows("x", 2),
 }
 

@@ -440,7 +440,7 @@ def saved_and_read(array, path):
 
 
 VALUES_ONLY = {
-    "data set": written_and_read,
+    "dataset": written_and_read,
     "save_file": saved_and_read,
     "seal": lambda array, _: [fastrack.unseal(fastrack.seal(array, KEY), KEY, framework="numpy")],
     "to_host": lambda array, _: [fastrack.unseal(fastrack.to_host(array, KEY), KEY, framework="numpy")],

@@ -81,11 +81,11 @@ def transformed(path):
 LOUD = {
     "transform": lambda path: data.DataLoader(transformed(path), SIZE),
     "subset of a transform": lambda path: data.DataLoader(data.Subset(transformed(path), range(30)), SIZE),
-    "two data sets with a transform": lambda path: data.DataLoader(data.ConcatDataset([transformed(path)] * 2), SIZE),
-    "data set": lambda _: data.DataLoader(Own(), SIZE),
-    "iterable data set": lambda _: data.DataLoader(Stream(), SIZE),
-    "data set with a generator of another kind": lambda _: data.DataLoader(Named(), SIZE),
-    "data sets of an iterator": lambda _: data.DataLoader(data.ChainDataset(Stream() for _ in range(2)), SIZE),
+    "two datasets with a transform": lambda path: data.DataLoader(data.ConcatDataset([transformed(path)] * 2), SIZE),
+    "dataset": lambda _: data.DataLoader(Own(), SIZE),
+    "iterable dataset": lambda _: data.DataLoader(Stream(), SIZE),
+    "dataset with a generator of another kind": lambda _: data.DataLoader(Named(), SIZE),
+    "datasets of an iterator": lambda _: data.DataLoader(data.ChainDataset(Stream() for _ in range(2)), SIZE),
     "sampler": lambda path: sealed(path, sampler=Sampler()),
     "sampler of batches": lambda path: sealed(path, size=1, batch_sampler=data.BatchSampler(Sampler(), SIZE, False)),
     "collation": lambda path: sealed(path, collate_fn=collate),
@@ -124,7 +124,7 @@ def run(loader, prefetch=None):
 ALL = {**LOUD, **QUIET}
 
 
-@each("name", ["transform", "sampler", "data sets of an iterator", "shuffled"])
+@each("name", ["transform", "sampler", "datasets of an iterator", "shuffled"])
 def test_batches_and_draws_are_those_of_the_loader_itself(path, name):
     """A thread that fetched ahead drew between the numbers of the caller: no two runs of a seed were equal."""
     found, is_ahead = run(ALL[name](path), prefetch=2)

@@ -107,7 +107,7 @@ def test_rows_of_another_data_set_are_refused(data, paths):
     samples, other = RowTable(data), RowTable(fastrack.SealedDataset(paths[:1]))
     mixed = {name: np.concatenate([column, other.table(0, 1)[name]]) for name, column in samples.table(0, 9).items()}
     for table in (other.table(0, 5), mixed):
-        with pytest.raises(fastrack.FormatError, match="this data set"):
+        with pytest.raises(fastrack.FormatError, match="this dataset"):
             samples.handles(table)
 
 

@@ -225,7 +225,7 @@ def test_what_cannot_be_indexed_is_refused():
     Path("empty").mkdir()
     with pytest.raises(FileNotFoundError, match=r"expected \.safetensors files"):
         fastrack.index_dataset("empty", KEY)
-    with pytest.raises(NotADirectoryError, match="folder of a data set"):
+    with pytest.raises(NotADirectoryError, match="folder of a dataset"):
         fastrack.index_dataset(shard(0), KEY)
     with pytest.raises(UnknownKeyError):
         fastrack.index_dataset("data", Key.generate())
@@ -280,7 +280,7 @@ def test_an_authentic_index_of_another_form_is_refused():
     for content in (*contents, right[:-1], right + b"x", b"", encode(DOCUMENT), zlib.compress(b"[" * 100_000)):
         with pytest.raises(FormatError, match=r"wrong\.index is not the index"):
             SealedDataset(seal_index(content), keys=KEY)
-    with pytest.raises(FormatError, match="expected the index of a data set, got another file"):
+    with pytest.raises(FormatError, match="expected the index of a dataset, got another file"):
         SealedDataset(seal_index(right, kind="tensor"), keys=KEY)
 
 
@@ -292,7 +292,7 @@ def test_an_authentic_index_of_another_form_is_refused():
     ],
 )
 def test_an_index_inflates_to_no_more_than_may_be_listed(text, told, most, monkeypatch):
-    monkeypatch.setitem(gate.LIMITS["index of a data set"], "bytes", 1 << 20)
+    monkeypatch.setitem(gate.LIMITS["index of a dataset"], "bytes", 1 << 20)
     path = seal_index(zlib.compress(text))
     tracemalloc.start()
     with pytest.raises(FormatError, match=told):
@@ -307,12 +307,12 @@ def test_an_index_may_list_many_shards_of_many_columns():
     index = seal_index(zlib.compress(encode({**DOCUMENT, "rows": [[1, 2]] * 3700, "tensors": tensors})), "wide.index")
     assert len(ShardIndex.read(Path(index), fastrack.KeyRing(KEY)).tensors) == 3700
     numbers = encode({"rows": [[123_456] * 10] * 1000})
-    assert 1000 * len(numbers) < gate.most_bytes("index of a data set")  # 10,000 shards
+    assert 1000 * len(numbers) < gate.most_bytes("index of a dataset")  # 10,000 shards
 
 
 def test_an_index_that_no_reader_would_open_is_not_written(monkeypatch):
     before = Path("data/fastrack.index").read_bytes()
-    monkeypatch.setitem(gate.LIMITS, "index of a data set", {"bytes": 100})
+    monkeypatch.setitem(gate.LIMITS, "index of a dataset", {"bytes": 100})
     with pytest.raises(FormatError, match=r"writing data/fastrack.index failed: .* make fewer and larger shards"):
         fastrack.index_dataset("data", KEY)
     assert Path("data/fastrack.index").read_bytes() == before
@@ -346,6 +346,6 @@ def test_the_command_writes_the_index_and_tells_its_id():
     assert done.exit_code == 0
     assert "data/fastrack.index: 6 shards" in done.stdout
     file_id = done.stdout.split()[-1]
-    assert "of the index of a data set" in invoke(["inspect", "data/fastrack.index"]).stdout
+    assert "of the index of a dataset" in invoke(["inspect", "data/fastrack.index"]).stdout
     assert invoke(["index", "https://host/data", "--key", "owner.key"]).exit_code == 2
     assert len(SealedDataset("data", keys=KEY, file_ids=[file_id])) == SHARDS

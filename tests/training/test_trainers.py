@@ -22,7 +22,7 @@ class Asked(list):
     keys = None
 
 
-@pytest.fixture(params=["a default", "keys of the data set"])
+@pytest.fixture(params=["a default", "keys of the dataset"])
 def asked(request, key):
     """Set a function as the default source of keys, or give it to data sets."""
     ids = Asked()
@@ -158,7 +158,7 @@ def test_a_trainer_without_a_collator_is_told_of_its_own(tmp_path, digits):
     options = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "remove_unused_columns": False}
     arguments = transformers.TrainingArguments(str(tmp_path / "out"), **options)
     trainer = transformers.Trainer(new_model(), arguments, train_dataset=digits[1])
-    with pytest.raises(RuntimeError, match=r"data_collator= of a Trainer.*keys= of the data set or after .*use_keys"):
+    with pytest.raises(RuntimeError, match=r"data_collator= of a Trainer.*keys= of the dataset or after .*use_keys"):
         trainer.train()
 
 

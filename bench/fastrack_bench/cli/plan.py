@@ -131,7 +131,7 @@ def epoch(
     *,
     profile: Profiles = None,
     published: Figures = None,
-    samples: Annotated[int, typer.Option(min=1, max=10**15, metavar="N", help="Samples of the data set.")],
+    samples: Annotated[int, typer.Option(min=1, max=10**15, metavar="N", help="Samples of the dataset.")],
     row: Annotated[str, typer.Option(metavar="SIZE", help="Bytes of a sample, such as 602112 or 2KiB.")],
     batch: Annotated[int, typer.Option(min=1, max=10**9, metavar="N", help="Samples of a batch.")],
     pattern: Annotated[Literal["random", "contiguous"], typer.Option(help="How samples are chosen.")] = "random",

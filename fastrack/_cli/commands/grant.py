@@ -50,7 +50,7 @@ def grant(
     passphrase: Annotated[bool, typer.Option("--passphrase", help="Ask for a passphrase that opens as well.")] = False,
     file: Annotated[
         list[Path] | None,
-        typer.Option("--file", metavar="SEALED", help="Grant this sealed file or data set only; may be repeated."),
+        typer.Option("--file", metavar="SEALED", help="Grant this sealed file or dataset only; may be repeated."),
     ] = None,
     expires: Annotated[
         str | None, typer.Option(metavar="WHEN", help="The end of the grant: a date as 2027-01-31, or 12h, 30d, 8w.")
@@ -278,7 +278,7 @@ def _file_ids(path: Path, ring: KeyRing) -> list[str]:
         data = read_data_set(path, ring)
         if data.before:  # storage may have chosen them among all files of the key
             raise FormatError(
-                f"{path}: expected shards that say of which data set they are, got some that do not: version 0.1 wrote "
+                f"{path}: expected shards that say of which dataset they are, got some that do not: version 0.1 wrote "
                 "them, or someone removed it. Name those to grant one by one, each with --file"
             )
         return list(data.file_ids)

@@ -65,7 +65,7 @@ def import_(
         bool, typer.Option("--resume", help="Go on with the last run; SOURCE is compared first.")
     ] = False,
     append: Annotated[
-        bool, typer.Option("--append", help="Add the samples of SOURCE to the data set in FOLDER.")
+        bool, typer.Option("--append", help="Add the samples of SOURCE to the dataset in FOLDER.")
     ] = False,
     skip_existing: Annotated[
         bool, typer.Option("--skip-existing", help="With these two: leave out unchanged files of FOLDER.")

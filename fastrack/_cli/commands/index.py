@@ -15,7 +15,7 @@ from fastrack._util.locations import join
 
 
 def index(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a data set, or its URL.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a dataset, or its URL.")],
     *,
     key: KeyFile = None,
     quiet: Silent = False,

@@ -33,7 +33,7 @@ def inspect(
         list[Path],
         typer.Argument(
             metavar="FILE...",
-            help=".safetensors files, sealed or not; globs, or - for standard input; a sealed folder or a data set.",
+            help=".safetensors files, sealed or not; globs, or - for standard input; a sealed folder or a dataset.",
         ),
     ],
     *,
@@ -185,7 +185,7 @@ def _report_data_set(path: Path) -> Report:
             "file_bytes": data.size,
         },
         lines=[
-            f"{clean(str(path))}: a data set of {counts}",
+            f"{clean(str(path))}: a dataset of {counts}",
             f"format 1, key {data.key_id}\n",
             table,
             f"\n{_UNAUTHENTICATED}",
@@ -276,7 +276,7 @@ _OF_KIND = {
     "tensor": "",
     "checkpoint": " of a checkpoint",
     "folder": " of the index of a sealed folder",
-    "index": " of the index of a data set",
+    "index": " of the index of a dataset",
 }
 
 

@@ -31,7 +31,7 @@ from fastrack._util.shown import format_size, list_names
 
 
 def rekey(
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="The sealed file, or the folder of a data set.")],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="The sealed file, or the folder of a dataset.")],
     target: Annotated[
         Path,
         typer.Argument(metavar="TARGET", help="The file to write, with --force also SOURCE; or the folder to make."),
@@ -59,7 +59,7 @@ def rekey(
     elif source.is_dir():
         advice = "unseal it, and seal it again under the new key" if is_sealed_folder(source) else "name a file in it"
         raise IsADirectoryError(
-            errno.EISDIR, f"expected a sealed file or a data set, got a folder; {advice}", str(source)
+            errno.EISDIR, f"expected a sealed file or a dataset, got a folder; {advice}", str(source)
         )
     else:
         check_target(target, force=force)

@@ -55,7 +55,7 @@ from fastrack._util.locations import require_local
 from fastrack._util.shown import format_size
 from fastrack.errors import FormatError
 
-_NO_DATA_SET = "expected none without the folder of a data set as SOURCE"
+_NO_DATA_SET = "expected none without the folder of a dataset as SOURCE"
 
 
 def unseal(
@@ -63,9 +63,9 @@ def unseal(
         list[Path],
         typer.Argument(
             metavar="SOURCE... TARGET",
-            help="Sealed files, globs, - for standard input, a sealed folder or a data set. Then the target, or - for "
+            help="Sealed files, globs, - for standard input, a sealed folder or a dataset. Then the target, or - for "
             "standard output. A TARGET with a suffix takes one SOURCE: .safetensors, .npz or .npy; any other takes the "
-            "bytes of one U8 tensor; a data set becomes .parquet, .arrow, .csv, .tsv, .jsonl or .txt. Any other TARGET "
+            "bytes of one U8 tensor; a dataset becomes .parquet, .arrow, .csv, .tsv, .jsonl or .txt. Any other TARGET "
             "is a folder.",
         ),
     ],
@@ -88,7 +88,7 @@ def unseal(
     ] = False,
     columns: Annotated[
         list[str] | None,
-        typer.Option("--columns", metavar="NAMES", help="Only these columns of a data set: a,b. May be repeated."),
+        typer.Option("--columns", metavar="NAMES", help="Only these columns of a dataset: a,b. May be repeated."),
     ] = None,
     expect: Expect = None,
     file_id: FileId = None,
@@ -163,7 +163,7 @@ def _check_folder(source: Path, target: Path, *, force: bool) -> None:
         refuse_options({"--force": force}, runner.NEW_FOLDER)
         check_new(target)
     else:
-        advice = "expected a sealed folder or a data set, got neither"
+        advice = "expected a sealed folder or a dataset, got neither"
         raise IsADirectoryError(errno.EISDIR, f"{advice}; --recursive takes the files in it", str(source))
 
 
@@ -231,7 +231,7 @@ class _Opener:
     def unseal_into(self, folder: Path, job: Job, meter: Meter) -> Report | None:
         """Decrypt one of many files into a folder."""
         if is_sealed_folder(job.source) or is_data_set(job.source):
-            kind = "data set" if is_data_set(job.source) else "sealed folder"
+            kind = "dataset" if is_data_set(job.source) else "sealed folder"
             raise FormatError(f"{job.source}: expected a file, got a {kind}. Unseal it by itself")
         return self.unseal(job.source, folder / job.name, meter, into=True)
 
@@ -321,8 +321,8 @@ def _require_target(target: Path, *, force: bool) -> None:
     suffix = target.suffix.lower()
     if is_stream(target) or (suffix and suffix not in FORMS):
         raise typer.BadParameter(
-            f"expected a file that ends with {', '.join(FORMS)}, or the name of a folder, without a suffix, for a data "
-            f"set, got {target}. With --recursive, each shard becomes a plain safetensors file in a folder",
+            f"expected a file that ends with {', '.join(FORMS)}, or the name of a folder, without a suffix, for a "
+            f"dataset, got {target}. With --recursive, each shard becomes a plain safetensors file in a folder",
             param_hint="TARGET",
         )
     if suffix in FORMS:
@@ -336,7 +336,7 @@ def _refuse_shard(source: Path, target: Path) -> None:
     """Refuse a single shard for a table: its data set is what becomes one."""
     if target.suffix.lower() in FORMS and SHARD.fullmatch(source.name) and is_data_set(source.parent):
         raise typer.BadParameter(
-            f"expected the folder of a data set, got one of its shards, {source}. Unseal the folder {source.parent}",
+            f"expected the folder of a dataset, got one of its shards, {source}. Unseal the folder {source.parent}",
             param_hint="SOURCE",
         )
 

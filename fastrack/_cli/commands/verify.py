@@ -34,7 +34,7 @@ def verify(
         list[Path],
         typer.Argument(
             metavar="FILE...",
-            help="Sealed files, globs, or - for standard input; a sealed folder or a data set; with --anchor any "
+            help="Sealed files, globs, or - for standard input; a sealed folder or a dataset; with --anchor any "
             "folder.",
         ),
     ],
@@ -82,7 +82,7 @@ def _summarize(reports: Sequence[Report]) -> str:
     counts = [len(document["tensors"]) for document in sound if "tensors" in document]
     tensors, files = pluralize(sum(counts), "sealed tensor"), pluralize(len(counts), "file")
     line = f"every chunk of {tensors} in {files} is authentic"
-    for member, noun in (("files", "sealed folder"), ("shards", "data set")):
+    for member, noun in (("files", "sealed folder"), ("shards", "dataset")):
         whole = sum(member in document for document in sound)
         if whole:
             line += f", and all {member} of {pluralize(whole, noun)}"

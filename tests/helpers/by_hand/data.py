@@ -131,8 +131,8 @@ def _check_order(shards):
     last, first = None, 0
     for about, _, samples in shards:
         if about is not None:
-            require(about["data_set"] == abouts[0]["data_set"], "the data set of the others")
-            require(about["first"] == first, "the place in the data set")
+            require(about["data_set"] == abouts[0]["data_set"], "the dataset of the others")
+            require(about["first"] == first, "the place in the dataset")
             require(about["previous"] == ("" if last is None else last["shard"]), "the shard before")
             require(about["run"] in (first, 0 if last is None else last["run"]), "a run that begins here or goes on")
         last, first = about, first + samples
