@@ -144,7 +144,7 @@ def check_signed_text(tag: str, commit: str) -> None:
         )
     signatures = [line for line in message.splitlines() if line.startswith("-----BEGIN ")]
     if signatures != ["-----BEGIN SSH SIGNATURE-----"]:
-        raise ReleaseError(f"the tag is not signed by SSH alone: got {', '.join(signatures) or 'no signature'}")
+        raise ReleaseError(f"the tag is not signed only by SSH: got {', '.join(signatures) or 'no signature'}")
 
 
 def check_date(tag: str, days: float) -> None:

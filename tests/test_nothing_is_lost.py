@@ -23,7 +23,7 @@ from fastrack import AuthenticationError, DatasetWriter, Key, Vault
 from fastrack._transfer.prefetch import PrefetchLoader
 
 torch = pytest.importorskip("torch")
-from fastrack.distributed import SecureGroup  # noqa: E402 - it takes torch
+from fastrack.distributed import SecureGroup  # noqa: E402 - it needs torch
 from fastrack.distributed._group import Told  # noqa: E402
 
 KEY = Key.from_bytes(bytes(range(32)))

@@ -95,7 +95,7 @@ def test_what_needs_torch_says_so(monkeypatch, name):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "fastrack._training.streaming", raising=False)
     monkeypatch.delitem(vars(fastrack), name, raising=False)
-    with pytest.raises(ModuleNotFoundError, match=rf"^{name} takes torch.*pip install 'fastrack-io\[torch\]'"):
+    with pytest.raises(ModuleNotFoundError, match=rf"^{name} needs torch.*pip install 'fastrack-io\[torch\]'"):
         getattr(fastrack, name)().__enter__()
 
 

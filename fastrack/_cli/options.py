@@ -26,7 +26,7 @@ Out = Annotated[
     Path | None,
     typer.Option("--out", "-o", metavar="TARGET", help="The target, in place of the last path; - is standard output."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors, and what is left in plain, alone.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors, and what is left unencrypted.")]
 SkipExisting = Annotated[
     bool,
     typer.Option(
@@ -36,7 +36,7 @@ SkipExisting = Annotated[
 SkipUnchecked = Annotated[
     bool, typer.Option("--skip-existing", help="Leave targets that exist, unchecked, to go on after an interruption.")
 ]
-Silent = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors alone.")]
+Silent = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")]
 Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Take the files in folders, and in those below.")]
 Expect = Annotated[
     list[str] | None,

@@ -138,7 +138,7 @@ def _refuse_modules(module: Any) -> None:
             )
         if isinstance(each, torch.nn.RNNBase):
             raise TypeError(
-                f"module: expected weights that are parameters alone, got {type(each).__name__}, which keeps them in "
+                f"module: expected weights that are only parameters, got {type(each).__name__}, which keeps them in "
                 "another list too. Offload the modules beside it"
             )
 

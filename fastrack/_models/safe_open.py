@@ -120,7 +120,7 @@ def load_tensors(
         file = reader._source.file  # noqa: SLF001 - of this module
         if not file and file.names:
             raise FormatError(
-                f"{file.path}: expected sealed tensors, got unencrypted ones alone. `fastrack seal` seals a file; "
+                f"{file.path}: expected sealed tensors, got only unencrypted ones. `fastrack seal` seals a file; "
                 "load_file(path).plain reads it as it is"
             )
         return reader.get_tensors()

@@ -50,7 +50,7 @@ def sing() -> None:
                 raise _refusal(name, f"got a {type(error).__name__}") from error
             parts = needle[:_FOUND], needle[-_FOUND:]
             if not written or any(part in content for content in written for part in parts):
-                raise _refusal(name, "found it in plain")
+                raise _refusal(name, "found it unencrypted")
 
 
 def _refusal(name: str, what: str) -> FastrackError:

@@ -73,7 +73,7 @@ def protect_checkpoints(key: KeyLike | None = None, *, keys: KeySource | None = 
         if _active is not None:
             if _active.owner.id != owner.id or keys is not None:
                 raise FastrackError(
-                    f"protect_checkpoints: expected no second call, or one with key {_active.owner.id} alone, got key "
+                    f"protect_checkpoints: expected no second call, or one with only key {_active.owner.id}, got key "
                     f"{owner.id}{'' if keys is None else ' and keys='}. Name all keys in the first call"
                 )
             return

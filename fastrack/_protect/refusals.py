@@ -43,9 +43,9 @@ REFUSED: dict[str, tuple[str, ...]] = {
 
 
 def refusal(what: str, advice: str = ADVICE) -> FastrackError:
-    """Return the error for a function that would write in plain."""
+    """Return the error for a function that would write plaintext."""
     return FastrackError(
-        f"{what} would write in plain: expected what can be sealed while checkpoints are protected. {advice}"
+        f"{what} would write plaintext: expected what can be sealed while checkpoints are protected. {advice}"
     )
 
 

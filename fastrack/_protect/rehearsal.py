@@ -102,7 +102,7 @@ def rehearse(save: Callable[[str], object], *roots: Any, elsewhere: bool = False
             remove_own(folder, process)  # another process of this machine may remove it too
             watch.put_back()  # last, as it may raise
     if plain:
-        raise _refusal(plain[0], f"expected sealed files and text alone, got {len(plain)} in plain. {ADVICE}")
+        raise _refusal(plain[0], f"expected only sealed files and text, got {len(plain)} unencrypted. {ADVICE}")
     if not has_files and not has_sealed:
         warnings.warn(
             "rehearsing a save: expected something sealed, got neither that nor a file, so what the run stores "
@@ -148,7 +148,7 @@ class _Watch:
         is_text = Path(name).suffix in _TEXT and not Path(name).is_dir()  # which opens a file without a name
         if not is_text and caller not in _CAREFUL:
             self.plain.add(name)  # the save may ignore the error
-            raise _refusal(name, "expected to write into the given folder alone, got another file. Save there")
+            raise _refusal(name, "expected to write only into the given folder, got another file. Save there")
         if not flags & os.O_APPEND:  # logs stay
             self._keep(name)
 

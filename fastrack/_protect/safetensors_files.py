@@ -30,8 +30,8 @@ def install(protection: Protection) -> None:
         holder = find_holder(getattr(writer, "fastrack_original", writer))
         if holder is not None:
             raise FastrackError(
-                f"protect_checkpoints: expected safetensors' {name} in modules alone, got it in a {holder} "
-                "too, which would write in plain. Protect before that is made"
+                f"protect_checkpoints: expected safetensors' {name} only in modules, got it in a {holder} "
+                "too, which would write plaintext. Protect before that is made"
             )
 
     def seal_file(tensors: Any, filename: Any, metadata: Any = None) -> Any:

@@ -271,7 +271,7 @@ def _make_private(folder: Path) -> None:
     if (mode := folder.stat().st_mode) & (stat.S_IRWXG | stat.S_IRWXO):
         raise PermissionError(
             errno.EACCES,
-            f"expected a folder that this user alone may read, got mode {stat.S_IMODE(mode):04o}. Remove it, or name "
+            f"expected a folder that only this user may read, got mode {stat.S_IMODE(mode):04o}. Remove it, or name "
             f"another with {VARIABLE}",
             str(folder),
         )

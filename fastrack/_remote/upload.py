@@ -162,7 +162,7 @@ class _Writer:
 
     def _require_own(self) -> None:
         if self.is_of_parent:
-            advice = "the process that began this upload has forked, and goes on with it alone. Write from that process"
+            advice = "the process that began this upload has forked, and only it goes on. Write from that process"
             raise OSError(errno.EPERM, advice, str(self._url))
 
     def flush(self) -> None:

@@ -35,7 +35,7 @@ def pyarrow() -> Any:
         import pyarrow as pa
         import pyarrow.compute
     except ImportError:
-        raise ImportError("tables of Arrow and Parquet take PyArrow: pip install pyarrow") from None
+        raise ImportError("tables of Arrow and Parquet need PyArrow: pip install pyarrow") from None
     return pa
 
 
@@ -386,7 +386,7 @@ def describe_type(column: Column) -> str:
     try:
         return f"{kind_of(column)[0]!s:.80}" if column.type.startswith(ARROW) else column.type or str(column)
     except ImportError:
-        return "one of Arrow, whose name takes PyArrow"
+        return "one of Arrow, whose name needs PyArrow"
     except FormatError:
         return column.type[:80]
 

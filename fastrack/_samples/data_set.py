@@ -130,7 +130,7 @@ def warning_of(data: DataSet, folder: Path) -> str | None:
     if data.before:
         return (
             f"{folder} has shards that do not say their order and number, as version 0.1 wrote them, or as someone "
-            "removed it: exchanged and missing ones, types and nulls were not checked"
+            "removed it: swapped and missing ones, types and nulls were not checked"
         )
     return None
 

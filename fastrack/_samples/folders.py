@@ -61,7 +61,7 @@ def list_folder(folder: Path, target: Location | None) -> Listing:
     beside = samples if has_classes else [] if samples else files
     if inner and beside:  # neither the labels nor a file may be lost without a word
         raise FormatError(
-            f"{folder}: expected files alone, or folders of images alone, got the folder {inner[0].name!r:.80} beside "
+            f"{folder}: expected only files, or only folders of images, got the folder {inner[0].name!r:.80} beside "
             f"{beside[0].name!r:.80}. Move one away, or name the files or one folder"
         )
     if samples or inner:
@@ -82,7 +82,7 @@ def read_files(paths: Iterable[Path], names: Iterable[str], labels: list[int] | 
     kinds = {path.suffix.lower() in _ARRAYS: path for path in paths}
     if len(kinds) > 1:
         raise FormatError(
-            f"{kinds[True]}: expected images alone or .npy files alone, got both. Import them into folders of their own"
+            f"{kinds[True]}: expected only images or only .npy files, got both. Import them into folders of their own"
         )
     read = _read_arrays if True in kinds else _read_images
     for number, (name, columns) in enumerate(zip(names, read(paths), strict=True)):

@@ -278,7 +278,7 @@ class Import:
         if len(kinds) > 1 or not all(name for _, name in (*stored, *found)):
             raise ValueError(
                 f"skip_existing=: expected a source of files, and {self.folder} made of such files, got samples of no "
-                "file or files of another kind. Leave it out, and give new files alone"
+                "file or files of another kind. Leave it out, and give only new files"
             )
         if self._files is not None:  # those without samples too
             names = {(column, self._files.name_of(path)) for path in self._files.paths for column in kinds}
@@ -289,7 +289,7 @@ class Import:
                 if (times := self._times(writer, name)) > 1:
                     raise ValueError(
                         f"skip_existing=: expected {shown(name[1], 80)} once in {self.folder}, got it {times} times, "
-                        "as it was appended again. Import all anew into another folder, or give new files alone"
+                        "as it was appended again. Import all anew into another folder, or give only new files"
                     )
                 raise ValueError(
                     f"skip_existing=: expected {shown(name[1], 80)} as {self.folder} has it, got other samples in it. "

@@ -276,7 +276,7 @@ class StoredSamples:
         of, named = f", of {shown(stored, 80)}" if stored else "", f" of {shown(got, 80)}" if got else ""
         return ValueError(
             f"resume=: expected sample {number} as {self._folder} has it{of}, got another{named}. Give the source as "
-            "it was, with new samples at its end alone, or import it into another folder"
+            "it was, with new samples only at its end, or import it into another folder"
         )
 
 

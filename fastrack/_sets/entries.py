@@ -108,7 +108,7 @@ class SealedEntry:
             self._check_sealed(file, name, *expected)
         for name, (dtype, shape, _) in self.plain.items():
             if name not in file.plain:
-                raise self._other(file, "it to be stored in plain", "a sealed one" if name in file else "none", name)
+                raise self._other(file, "it to be stored unencrypted", "a sealed one" if name in file else "none", name)
             found_dtype, found_shape, *_ = file.describe(name)
             if (found_dtype, list(found_shape)) != (dtype, shape):
                 raise self._other(file, f"{dtype} {shape}", f"{found_dtype} {list(found_shape)}", name)

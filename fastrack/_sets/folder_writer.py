@@ -250,7 +250,7 @@ def _find_begun(target: Url, files: Mapping[str, Path], *, resume: bool) -> set[
         raise FileExistsError(errno.EEXIST, message, str(target))
     if others := there - files.keys():
         raise FormatError(
-            f"{target}: resume=: expected files of the source alone, got {min(others)!r:.200}. Give the source as it "
+            f"{target}: resume=: expected only files of the source, got {min(others)!r:.200}. Give the source as it "
             "was, or name another target"
         )
     return there

@@ -266,7 +266,7 @@ class StreamingSealedDataset(_Base):
         if given is self and isinstance(active, module.DataLoaderDispatcher):
             raise ValueError(
                 "stream: expected each process to read its own part, got dispatch_batches=True of Accelerate, with "
-                "which one process opens all samples and sends them in plain. Use "
+                "which one process opens all samples and sends them unencrypted. Use "
                 "DataLoaderConfiguration(dispatch_batches=False) and batched=False"
             )
         is_divided = isinstance(given, module.IterableDatasetShard) and given.dataset is self

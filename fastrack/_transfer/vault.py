@@ -455,7 +455,7 @@ def _altered(ticket: Ticket, chunk: int | None = None) -> AuthenticationError:
     where = "" if chunk is None else f", chunk {chunk}"
     return AuthenticationError(
         f"{shown(ticket.name, 200)}{where}: expected what was put into the vault, got something that was altered, lost "
-        "or exchanged, so nothing of it was handed out. Compute it again, and distrust the memory, disk or store",
+        "or swapped, so nothing of it was handed out. Compute it again, and distrust the memory, disk or store",
         tensor=ticket.name,
         chunk=chunk,
     )

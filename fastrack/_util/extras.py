@@ -11,5 +11,5 @@ def require(package: str, use: str, extra: str) -> None:
         if error.name != package:
             raise
         raise ModuleNotFoundError(
-            f"{use} takes {package}, which is not installed: pip install 'fastrack-io[{extra}]'", name=package
+            f"{use} needs {package}, which is not installed: pip install 'fastrack-io[{extra}]'", name=package
         ) from None

@@ -95,8 +95,8 @@ def _require(path: Path, place: Path, status: os.stat_result) -> None:
         return
     raise KeyPermissionError(
         f"{path} may be replaced by others on this machine: expected {place if is_above else 'it'} to belong to uid "
-        f"{f'{user} or 0' if (user := os.geteuid()) else 0}, who alone may write, got uid {status.st_uid} and mode "
-        f"{stat.S_IMODE(status.st_mode):04o}. Look at what it holds, and then "
+        f"{f'{user} or 0' if (user := os.geteuid()) else 0}, the only user who may write, got uid {status.st_uid} and "
+        f"mode {stat.S_IMODE(status.st_mode):04o}. Look at what it holds, and then "
         + (f"chmod go-w {place}" if is_trusted_owner(status) else "copy it to a folder of your own")
     )
 

@@ -132,7 +132,7 @@ def _require_topology(policy: GpuPolicy, reports: Sequence[VerifiedGpuReport], j
 
 
 def draft_gpus(devices: Sequence[VerifiedGpuReport | MatchedGpuReport]) -> Iterator[Line]:
-    """Draft the section ``[gpu]`` that accepts these devices alone."""
+    """Draft the section ``[gpu]`` that accepts only these devices."""
     reports = [report_of(device) for device in devices]
     gpus = [report for report in reports if not report.is_switch]
     if gpus:
@@ -142,7 +142,7 @@ def draft_gpus(devices: Sequence[VerifiedGpuReport | MatchedGpuReport]) -> Itera
     architectures = {report.architecture for report in reports}
     yield Line("architectures", architectures, "generations")
     yield Line("chips", {report.chip for report in reports}, "chips")
-    covers = "these devices alone; leave it out for others like them"
+    covers = "only these devices; leave it out for others like them"
     yield Line("chip_ids", {report.chip_id for report in reports}, covers)
     names = ", ".join(sorted({name for report in reports for name in report.rim_ids}))
     drivers = {report.driver_version for report in gpus if report.driver_version}

@@ -26,7 +26,7 @@ class BlockMemory:
         if any(piece.device.type != "cpu" for piece in pieces):
             raise DeviceError(
                 "SealedConnector: expected a KV cache in host memory, got one on a GPU, whose blocks it would bring "
-                "there in plain. Use fastrack.kv.lmcache for blocks that are in host memory already"
+                "there unencrypted. Use fastrack.kv.lmcache for blocks that are in host memory already"
             )
         ends = list(itertools.accumulate(piece.nbytes for piece in pieces))
         if self._memory.size < ends[-1]:

@@ -186,8 +186,8 @@ def serve(
         )
     if not insecure_loopback and len(given) < 3:
         raise ValueError(
-            "serving a desk failed: expected certificate=, private_key= and ca=, got less. Visitors send evidence over "
-            "TLS alone, with a certificate of their own"
+            "serving a desk failed: expected certificate=, private_key= and ca=, got less. Visitors send evidence "
+            "only over TLS, with a certificate of their own"
         )
     try:
         from fastrack._service.server import serve as serve_app

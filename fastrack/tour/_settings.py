@@ -69,7 +69,7 @@ class VisitSettings:
         if chain.plan.owner != self.owner:
             raise GrantError(
                 f"tour {chain.plan.tour}: expected a plan of the owner {self.owner.id}, got one of "
-                f"{chain.plan.owner.id}. This site trains models of that owner alone"
+                f"{chain.plan.owner.id}. This site trains only models of that owner"
             )
         name = chain.plan.holder(len(chain.visits))
         if name != self.holder:

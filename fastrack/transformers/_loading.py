@@ -181,7 +181,7 @@ def _refuse(cls: type, kwargs: Mapping[str, Any], *, is_model: bool) -> None:
         raise ValueError("device_map=: expected devices with memory for all weights, got disk. Give it less to hold")
     if cls.__module__.partition(".")[0] == "peft":
         raise ValueError(
-            f"{cls.__name__}: expected a class that needs a folder alone, got one of PEFT, which needs a model too. "
+            f"{cls.__name__}: expected a class that needs only a folder, got one of PEFT, which needs a model too. "
             "Load the model; then load_adapter(model, folder), or PeftModel.from_pretrained(model, path) within `with "
             "fastrack.mount_folder(folder) as path`"
         )

@@ -137,7 +137,7 @@ def test_drafts_of_masked_vlek_and_vcek_machines_refuse_each_other():
         "masked VLEK of a third",
     }
     for name in ("masked VCEK", "masked VCEK of another chip"):
-        assert "by the certificate, as the host masks the chip id in reports: this machine alone" in drafts[name]
+        assert "by the certificate, as the host masks the chip id in reports: only this machine" in drafts[name]
 
 
 def test_a_draft_of_claims_names_key_and_provider_too():

@@ -223,7 +223,7 @@ def test_an_anchor_sees_what_is_missing_at_the_end(cli, key, data):
 
 def test_a_data_set_comes_out_as_a_table(cli, key, data):
     said = cli(f"unseal data out.csv {key}").stdout
-    assert said.startswith("out.csv: 30 samples in plain, ")
+    assert said.startswith("out.csv: 30 samples, unencrypted, ")
     assert stat.S_IMODE((cli.folder / "out.csv").stat().st_mode) == 0o600
     assert (cli.folder / "out.csv").read_text().startswith("text,label\nline 0,0\n")
     assert "--force" in cli.error(f"unseal data out.csv {key}")

@@ -34,7 +34,7 @@ def test_a_sealed_file_is_described_to_a_program(cli, sealed, arrays, folder):
 
 def test_a_plain_file_is_said_to_be_plain(cli, arrays):
     save_plain(arrays, "plain.safetensors")
-    assert "nothing is sealed; 2 tensors in plain" in cli("inspect plain.safetensors").stdout
+    assert "nothing is sealed; 2 tensors, unencrypted" in cli("inspect plain.safetensors").stdout
     document = cli.json("inspect plain.safetensors")
     assert [document[name] for name in ("format", "file_id", "key_id")] == [None, None, None]
     assert not any(entry["sealed"] for entry in document["tensors"])
@@ -43,7 +43,7 @@ def test_a_plain_file_is_said_to_be_plain(cli, arrays):
 @pytest.mark.usefixtures("sealed")
 def test_a_file_of_both_kinds_says_which_is_which(cli, key):
     cli(f"seal plain.npz mixed.safetensors --plain y {key}")
-    assert "1 sealed tensor, 1 in plain" in cli("inspect mixed.safetensors").stdout
+    assert "1 sealed tensor, 1 unencrypted" in cli("inspect mixed.safetensors").stdout
     entries = cli.json("inspect mixed.safetensors")["tensors"]
     assert {entry["name"]: entry["sealed"] for entry in entries} == {"x": True, "y": False}
 
@@ -58,7 +58,7 @@ def test_metadata_is_shown_as_anybodys_word(cli, arrays):
 
 def test_a_file_without_tensors_is_shown_and_a_long_name_whole(cli):
     save_plain({}, "none.safetensors")
-    assert "0 tensors in plain" in cli("inspect none.safetensors").stdout
+    assert "0 tensors, unencrypted" in cli("inspect none.safetensors").stdout
     assert cli.json("inspect none.safetensors")["overhead_percent"] is None
     save_plain({"n" * 400: np.ones(1)}, "long.safetensors")
     assert cli("inspect long.safetensors").stdout.count("n") >= 400

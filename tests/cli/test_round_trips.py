@@ -89,7 +89,7 @@ def test_one_tensor_of_several_may_be_taken(cli, key, sealed, arrays):
 def test_a_tensor_left_in_plain_comes_back_too(cli, key, arrays):
     np.savez("plain.npz", **arrays)
     said = cli(f"seal plain.npz sealed.safetensors --plain y {key}").stdout
-    assert "sealed 1 tensor, 234.4 KiB, and left 1 tensor in plain, 56 B" in said
+    assert "sealed 1 tensor, 234.4 KiB, and left 1 tensor unencrypted, 56 B" in said
     with load_file("sealed.safetensors") as file:
         same(file.plain["y"], arrays["y"])
     for target, option in (("back.npz", "--plain y"), ("back.safetensors", "--allow-plain")):

@@ -1,4 +1,4 @@
-"""Commands that write, run once more: nothing is lost, doubled, replaced, or left in plain.
+"""Commands that write, run once more: nothing is lost, doubled, replaced, or left unencrypted.
 
 Each row of the table is a command that writes TARGET, in a folder with all that it needs. It is run, run again, and run
 with each file that cannot be made again, and with a folder, in the place of TARGET.

@@ -117,7 +117,7 @@ FAULTS = [
     ("grants.payload", "JSON may have another form", documents, "encode", into(lambda *_, **__: ANY)),
     ("manifest.follows", "history is not looked at", anchor._State, "require_before", into(nothing)),
     ("manifest.least", "a new anchor has no least version", anchor._State, "require_before", given(from_0_on)),
-    ("manifest.file.plain", "bytes in plain are not hashed", entries.SealedEntry, "check_plain", into(nothing)),
+    ("manifest.file.plain", "unencrypted bytes are not hashed", entries.SealedEntry, "check_plain", into(nothing)),
     ("manifest.file.bytes", "files are not hashed", entries.PlainEntry, "check", into(nothing)),
     ("manifest.file.header", "headers of messages are not compared", entries, "encode_bytes", into(lambda _: ANY)),
     ("manifest.file.metadata", "metadata is not hashed", entries, "_digest_of_metadata", into(lambda _: ANY)),

@@ -80,7 +80,7 @@ def test_a_torch_that_was_not_tried_and_writes_as_a_tried_one_seals_too_with_one
 def compare_with_plain_run(trainer, folder, mode):
     """Assert that a run is sealed, and equal to a plain one. Return what `protect_checkpoints` warned of."""
     if find_spec(trainer.partition("_")[0]) is None:
-        pytest.skip(f"takes {trainer.partition('_')[0]}")
+        pytest.skip(f"needs {trainer.partition('_')[0]}")
     plain, needles, writes = run_traced(trainer, folder / "plain", "plain")
     kinds = {"weight", "optimizer"} | ({"rng"} if trainer in WITH_RANDOM_STATES else set())
     for kind in kinds:  # a search that misses them in plain shows nothing

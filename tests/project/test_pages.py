@@ -104,7 +104,7 @@ def test_the_blocks_of_a_page_run_and_print_what_it_says(name, tmp_path, request
     }
     missing = {found for found in imported if importlib.util.find_spec(found) is None}
     if missing - ({"torch"} if name in WITHOUT_TORCH else set()):
-        pytest.skip(f"takes {', '.join(sorted(missing))}")
+        pytest.skip(f"needs {', '.join(sorted(missing))}")
     said = run_page(name, tmp_path, with_torch="torch" not in missing)
     if request.config.getoption("--accept-messages") and differing(said):
         accept(name, said)

@@ -126,7 +126,7 @@ def test_a_tag_without_a_signature_is_refused(release, project, repository):
     assert refused(release, project).endswith("expected an annotated tag, got a commit. Use git tag --sign")
     repository.git("tag", "--delete", "v1.2.0")
     repository.git("tag", "--annotate", "--message", "x", "v1.2.0")
-    assert refused(release, project) == "the tag is not signed by SSH alone: got no signature"
+    assert refused(release, project) == "the tag is not signed only by SSH: got no signature"
 
 
 def test_a_tag_that_another_key_signed_is_refused(release, project, repository):
@@ -254,7 +254,7 @@ def test_a_signature_that_is_not_of_ssh_is_refused(release, project, repository,
     made = repository.git("hash-object", "-t", "tag", "-w", "--stdin", input=text)
     repository.git("update-ref", "refs/tags/v1.2.0", made)
     repository.git("verify-tag", "refs/tags/v1.2.0")
-    assert refused(release, project) == f"the tag is not signed by SSH alone: got -----BEGIN {begin}-----"
+    assert refused(release, project) == f"the tag is not signed only by SSH: got -----BEGIN {begin}-----"
     monkeypatch.setattr(release, "check_signed_text", lambda *_: None)
     assert "not signed by a key" in refused(release, project)  # as no key ring is asked
 

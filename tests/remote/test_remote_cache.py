@@ -374,7 +374,7 @@ def test_a_folder_that_others_may_use_is_refused(served, monkeypatch, tmp_path):
     (tmp_path / "open" / "fastrack" / "remote").mkdir(parents=True)
     (tmp_path / "open" / "fastrack" / "remote").chmod(0o755)
     served.write("a", 1000)
-    with pytest.raises(PermissionError, match="alone"):
+    with pytest.raises(PermissionError, match="only this user"):
         served.open_remote("a")
 
 

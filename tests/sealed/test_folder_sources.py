@@ -120,7 +120,7 @@ def test_image_files_may_be_named_themselves(tmp_path, key):
 @each(
     ("names", "word"),
     [
-        (["a.png", "b.npy"], r"a\.png: expected images alone|b\.npy: expected images alone or .npy files alone"),
+        (["a.png", "b.npy"], r"a\.png: expected only images|b\.npy: expected only images or only .npy files"),
         (["a.csv", "b.jsonl"], r"expected files of one kind, got 'a\.csv', 'b\.jsonl'"),
         (["a.csv", "b.doc"], r"got 'b\.doc'"),
         (["a.xlsx"], r"got 'a\.xlsx'"),

@@ -167,10 +167,10 @@ def test_another_message_under_the_same_context_is_refused_and_named(folder, man
 @each(
     ("options", "told"),
     [
-        ({"plain": []}, "'open': expected it to be stored in plain by .*, got a sealed one"),
+        ({"plain": []}, "'open': expected it to be stored unencrypted by .*, got a sealed one"),
         ({"plain": ["open", "x"]}, "'x': expected it to be sealed by .*, got an unencrypted one"),
         ({"drop": "x"}, "'x': expected it to be sealed by .*, got none"),
-        ({"drop": "open"}, "'open': expected it to be stored in plain by .*, got none"),
+        ({"drop": "open"}, "'open': expected it to be stored unencrypted by .*, got none"),
         ({"more": "z"}, "'z': expected no such tensor"),
         ({"metadata": {"note": "b"}}, "expected metadata"),
         ({"dtype": np.float32}, "expected F64"),

@@ -278,4 +278,4 @@ def test_a_folder_without_weights_of_linear_layers_is_refused(tmp_path):
 @pytest.mark.usefixtures("plain")
 def test_without_the_library_the_command_that_installs_it_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "compressed_tensors", None)
-    require_refused(tmp_path / "model", ModuleNotFoundError, r"takes compressed_tensors.*'fastrack-io\[quantize\]'")
+    require_refused(tmp_path / "model", ModuleNotFoundError, r"needs compressed_tensors.*'fastrack-io\[quantize\]'")

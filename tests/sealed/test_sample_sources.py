@@ -610,7 +610,7 @@ def test_without_pyarrow_the_error_says_what_to_install(tmp_path, key, monkeypat
         import_samples(tmp_path / "a.parquet", tmp_path / "out", key)
     (tmp_path / "a.txt").write_text("a\n")
     import_samples(tmp_path / "a.txt", tmp_path / "out", key)
-    with pytest.raises(ImportError, match=r"^tables of Arrow and Parquet take PyArrow: pip install pyarrow"):
+    with pytest.raises(ImportError, match=r"^tables of Arrow and Parquet need PyArrow: pip install pyarrow"):
         export_samples(tmp_path / "out", tmp_path / "b.parquet", key)
 
 

@@ -210,7 +210,7 @@ def test_the_result_is_of_numpy_where_torch_is_not_installed(key, sealed, monkey
 
 def test_a_result_of_torch_says_what_to_install_where_it_is_absent():
     said = run_python(WITHOUT_TORCH)
-    told = "a torch.Tensor takes torch, which is not installed: pip install 'fastrack-io[torch]'"
+    told = "a torch.Tensor needs torch, which is not installed: pip install 'fastrack-io[torch]'"
     assert said.splitlines() == [f"torch {told}"] * 2
 
 

@@ -232,7 +232,7 @@ def test_a_site_refuses_a_model_that_is_not_of_the_receipt_before_its_turn(
 
 def test_a_site_trains_models_of_the_owner_that_it_names(owner, context, files, settings):
     settings(owner=str(fastrack.grants.Signer.generate().verifier))
-    assert "This site trains models of that owner alone" in error_of(visit(owner, context, files(0)))
+    assert "This site trains only models of that owner" in error_of(visit(owner, context, files(0)))
 
 
 def test_sites_that_share_a_folder_have_settings_of_their_own(owner, context, files, settings):

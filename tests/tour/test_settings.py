@@ -78,5 +78,5 @@ def test_a_site_refuses_turns_of_other_holders_and_plans_of_other_owners(load, t
     load(own).require_turn(chain)
     with pytest.raises(RollbackError, match="expected a turn of ben, got that of ada"):
         load({**own, "holder": 'holder = "ben"'}).require_turn(chain)
-    with pytest.raises(GrantError, match="of that owner alone"):
+    with pytest.raises(GrantError, match="only models of that owner"):
         load().require_turn(chain)

@@ -550,7 +550,7 @@ REFUSED = [
 @pytest.mark.parametrize("write", REFUSED, ids=lambda write: write.__name__)
 def test_what_nothing_can_seal_is_refused_by_a_sentence(tmp_path, write):
     path = tmp_path / "plain"
-    with pytest.raises(fastrack.FastrackError, match="would write in plain: expected"):
+    with pytest.raises(fastrack.FastrackError, match="would write plaintext: expected"):
         write(path)
     assert not path.exists() or not path.read_bytes()
 
@@ -660,6 +660,6 @@ def test_a_tensor_may_not_have_the_name_of_what_torch_saves(tmp_path):
 def test_a_map_that_would_be_written_to_leaves_the_file_there(tmp_path):
     path = tmp_path / "a.npy"
     path.write_bytes(b"as before")
-    with pytest.raises(fastrack.FastrackError, match="open_memmap would write in plain"):
+    with pytest.raises(fastrack.FastrackError, match="open_memmap would write plaintext"):
         np.lib.format.open_memmap(path, "w+", np.uint8, (3,))
     assert path.read_bytes() == b"as before"

@@ -125,7 +125,7 @@ def test_saving_in_a_thread_is_sealed_and_in_a_process_refused(tmp_path):
             warnings.simplefilter("ignore")
             dcp.async_save(state(), checkpoint_id=tmp_path / "a").result()
             kind = dcp.state_dict_saver.AsyncCheckpointerType.PROCESS
-            with pytest.raises(fastrack.FastrackError, match="would write in plain"):
+            with pytest.raises(fastrack.FastrackError, match="would write plaintext"):
                 dcp.async_save(state(), checkpoint_id=tmp_path / "b", async_checkpointer_type=kind).result()
     finally:
         torch.distributed.destroy_process_group()
@@ -156,9 +156,9 @@ Other.__abstractmethods__ = frozenset()
 
 @pytest.mark.parametrize("make", [Own, lambda path: Other(), lambda path: dcp.HuggingFaceStorageWriter(str(path))])
 def test_writers_that_write_themselves_are_refused(tmp_path, make):
-    with pytest.raises((fastrack.FastrackError, dcp.CheckpointException), match="would write in plain"):
+    with pytest.raises((fastrack.FastrackError, dcp.CheckpointException), match="would write plaintext"):
         dcp.save(state(), storage_writer=make(tmp_path / "a"), no_dist=True)
-    with pytest.raises((fastrack.FastrackError, dcp.CheckpointException), match="would write in plain"):
+    with pytest.raises((fastrack.FastrackError, dcp.CheckpointException), match="would write plaintext"):
         state_dict_saver._save_state_dict(state(), make(tmp_path / "a"), no_dist=True)
     assert not list(tmp_path.rglob("*.distcp"))
 

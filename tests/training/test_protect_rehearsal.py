@@ -1,4 +1,4 @@
-"""A save that is rehearsed: what would be written in plain is refused, and nothing else is changed."""
+"""A save that is rehearsed: what would be written unencrypted is refused, and nothing else is changed."""
 
 import contextlib
 import contextvars

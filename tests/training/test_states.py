@@ -455,7 +455,7 @@ def test_a_state_without_torch_takes_no_torch():
     import sys
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "ModuleNotFoundError: a checkpoint with values of torch takes torch" in done.stderr
+    assert "ModuleNotFoundError: a checkpoint with values of torch needs torch" in done.stderr
 
 
 def test_a_state_that_is_saved_is_the_state_that_is_loaded(tmp_path):

@@ -142,7 +142,7 @@ def test_wrong_arguments_are_refused_before_the_file_is_opened(key):
 
 
 def test_a_file_in_which_nothing_is_sealed_is_not_an_empty_dict(plain):
-    with pytest.raises(fastrack.FormatError, match="expected sealed tensors, got unencrypted ones alone"):
+    with pytest.raises(fastrack.FormatError, match="expected sealed tensors, got only unencrypted ones"):
         fastrack.load_tensors(plain)
 
 

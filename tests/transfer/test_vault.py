@@ -135,7 +135,7 @@ def places(vault, tickets):
 
 def refused(vault, ticket):
     out = np.full(ticket.shape, 1, np.uint8)
-    with pytest.raises(AuthenticationError, match=r"'block'.*altered, lost or exchanged") as caught:
+    with pytest.raises(AuthenticationError, match=r"'block'.*altered, lost or swapped") as caught:
         vault.get(ticket, out=out)
     assert not out.any()
     assert caught.value.tensor == "block"

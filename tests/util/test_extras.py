@@ -9,7 +9,7 @@ from fastrack._util.extras import require
 def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch):
     require("json", "this", "torch")
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ModuleNotFoundError, match=r"^fastrack.ray takes ray, .* pip install 'fastrack-io\[ray\]'$"):
+    with pytest.raises(ModuleNotFoundError, match=r"^fastrack.ray needs ray, .* pip install 'fastrack-io\[ray\]'$"):
         require("ray", "fastrack.ray", "ray")
 
 

@@ -32,7 +32,7 @@ PrivateKey = Annotated[Path | None, typer.Option("--private-key", metavar="PEM",
 Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")]
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 for any.")]
 InsecureLoopback = Annotated[
-    bool, typer.Option("--insecure-loopback", help="Serve without TLS, on a loopback address alone.")
+    bool, typer.Option("--insecure-loopback", help="Serve without TLS, on a loopback address only.")
 ]
 
 app = typer.Typer(no_args_is_help=True, help="Grant keys to machines that prove what they are, over HTTPS.")
@@ -101,7 +101,7 @@ def check_tls(files: Mapping[str, Path | None], host: str, *, insecure: bool) ->
     elif None in files.values():
         *names, last = files
         raise typer.BadParameter(
-            f"expected {', '.join(names)} and {last}, got less; machines send their evidence over TLS alone. "
+            f"expected {', '.join(names)} and {last}, got less; machines send their evidence over TLS only. "
             "Behind a proxy of this machine, which ends TLS: --insecure-loopback",
             param_hint="--certificate",
         )

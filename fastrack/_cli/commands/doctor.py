@@ -42,7 +42,7 @@ def doctor(
         ),
     ] = None,
     *,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print what needs attention alone.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only what needs attention.")] = False,
     as_json: Json = False,
 ) -> None:
     """Examine this machine, and state what is protected on it and what is not."""

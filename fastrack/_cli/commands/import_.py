@@ -51,7 +51,7 @@ def import_(
     ] = None,
     columns: Annotated[
         list[str] | None,
-        typer.Option("--columns", metavar="NAMES", help="Store these columns alone: a,b. May be repeated."),
+        typer.Option("--columns", metavar="NAMES", help="Store only these columns: a,b. May be repeated."),
     ] = None,
     null: Annotated[
         list[str] | None,

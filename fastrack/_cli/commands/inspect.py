@@ -283,10 +283,10 @@ _OF_KIND = {
 def _summary(contents: Contents, sealed: int) -> str:
     if not sealed:
         tensors = pluralize(len(contents.tensors), "tensor")
-        return f"nothing is sealed; {tensors} in plain, {format_size(contents.file_bytes)}"
+        return f"nothing is sealed; {tensors}, unencrypted, {format_size(contents.file_bytes)}"
     parts = [pluralize(sealed, "sealed tensor") + _OF_KIND[contents.kind or "tensor"]]
     if sealed < len(contents.tensors):
-        parts.append(f"{len(contents.tensors) - sealed} in plain")
+        parts.append(f"{len(contents.tensors) - sealed} unencrypted")
     parts.append(format_size(contents.file_bytes))
     if contents.overhead_percent is not None:
         parts.append(f"{contents.overhead_percent:.2f} % more than the tensors alone")

@@ -56,7 +56,7 @@ def keygen(
         wrap = "passphrase:"
     if identity or signer:
         if wrap is not None:
-            raise typer.BadParameter("expected --wrap for a key alone, got a key pair too; a pair cannot be wrapped")
+            raise typer.BadParameter("expected --wrap only for a key, got a key pair too; a pair cannot be wrapped")
         _make_pair(path, algorithm, name or path.stem, identity=identity, signer=signer, quiet=quiet, as_json=as_json)
         return
     wrapper = None if wrap is None else _open_wrapper(path, wrap)

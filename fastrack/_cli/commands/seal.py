@@ -92,7 +92,7 @@ def seal(
 ) -> None:
     """Encrypt the tensors of files, which may be larger than memory; or a folder, such as that of a model.
 
-    With --to, under a new key that goes to the recipients alone, in TARGET.grants.
+    With --to, under a new key that goes only to the recipients, in TARGET.grants.
     """
     sources, target = runner.split_target(paths, out)
     source = sources[0]
@@ -131,7 +131,7 @@ def seal(
     def summarize(reports: Sequence[Report]) -> str:
         line = f"{clean(str(target))}: {_done(dry_run)} {runner.count_sound(reports)} under key {owner.id}"
         plain_count = sum(len(report.plain) for report in reports)
-        return f"{line}, and left {pluralize(plain_count, 'tensor')} in plain" if plain_count else line
+        return f"{line}, and left {pluralize(plain_count, 'tensor')} unencrypted" if plain_count else line
 
     told: dict[str, Any] = {"as_json": as_json, "quiet": quiet, "is_dry": dry_run}
     Batch.of("sealing", sources, target, many=many, recursive=recursive, inside=True, **told).run(work, summarize)
@@ -333,7 +333,7 @@ class _Sealer:
         counts = f"{pluralize(len(sealed), 'tensor')}, {format_size(sealed_bytes)}"
         line = f"{clean(location)}: {_done(meter.is_dry)} {counts}"
         if unsealed:
-            line += f", and left {pluralize(len(unsealed), 'tensor')} in plain, {format_size(left_bytes)}"
+            line += f", and left {pluralize(len(unsealed), 'tensor')} unencrypted, {format_size(left_bytes)}"
         readable = (("names, dtypes and shapes of", names), ("metadata", metadata))
         listed = ", ".join(clean(repr(entry.name)) for entry in unsealed)
         return Report(
@@ -366,11 +366,11 @@ class _Sealer:
         )
 
     def _find_plain(self, source: Path) -> list[str]:
-        """Return the names of the tensors to leave in plain."""
+        """Return the names of the tensors to leave unencrypted."""
         if not self.plain:
             return []
         if is_stream(source):
-            reason = "expected a file, as what is left in plain has to be aligned"
+            reason = "expected a file, as what is left unencrypted has to be aligned"
             raise typer.BadParameter(reason, param_hint="--plain")
 
         with open_plain(source) as (tensors, _):

@@ -143,7 +143,7 @@ def unseal(
         return opener.unseal_folder(source, target, meter) if whole else opener.unseal(source, output, meter)
 
     def summarize(reports: Sequence[Report]) -> str:
-        line = f"{clean(str(target))}: {runner.count_sound(reports)} in plain"
+        line = f"{clean(str(target))}: {runner.count_sound(reports)}, unencrypted"
         copied = sum(len(report.plain) for report in reports)
         return f"{line}; not protected, copied as stored: {pluralize(copied, 'tensor')}" if copied else line
 
@@ -209,7 +209,7 @@ class _Opener:
                         file, target, self.ring, names=names, plain=plain, overwrite=self.force, progress=progress
                     )
             copied = [name for name in names if name in file.plain]
-            line = f"{clean(str(target))}: {pluralize(len(names), 'tensor')} in plain, {format_size(total)}"
+            line = f"{clean(str(target))}: {pluralize(len(names), 'tensor')}, unencrypted, {format_size(total)}"
             warning = [f"not protected, copied as stored: {', '.join(map(clean, copied))}"] if copied else []
             return Report(
                 {
@@ -240,7 +240,8 @@ class _Opener:
         folder = load_folder(source, self.ring, anchor=self.anchor)
         with meter.run(folder.nbytes) as progress:
             unseal_folder(folder, target, self.ring, progress=progress)
-        line = f"{clean(str(target))}: {pluralize(len(folder.files), 'file')} in plain, {format_size(folder.nbytes)}"
+        count = pluralize(len(folder.files), "file")
+        line = f"{clean(str(target))}: {count}, unencrypted, {format_size(folder.nbytes)}"
         return Report(
             {
                 "source": str(source),
@@ -289,7 +290,7 @@ class _Opener:
         size = target.stat().st_size if target.is_file() and not meter.is_dry else nbytes
         odd = warning_of(data, source)
         warning = [] if odd is None else [clean(f"warning: {odd}")]
-        line = f"{clean(str(target))}: {pluralize(data.samples, 'sample')} in plain, {format_size(size)}"
+        line = f"{clean(str(target))}: {pluralize(data.samples, 'sample')}, unencrypted, {format_size(size)}"
         return Report(
             {
                 "source": str(source),

@@ -88,15 +88,15 @@ def _summarize(reports: Sequence[Report]) -> str:
             line += f", and all {member} of {pluralize(whole, noun)}"
     plain = sum(len(report.plain) for report in reports)
     if plain:
-        line += f"; not protected, so not checked: {pluralize(plain, 'tensor')} in plain"
+        line += f"; not protected, so not checked: {pluralize(plain, 'unencrypted tensor')}"
     return line
 
 
 def _verify_set(path: Path, anchor: Anchor | None, *, key: object, as_json: bool) -> None:
     if anchor is None:
         raise typer.BadParameter(
-            "expected a file, a sealed folder, or an anchor to compare this folder with its manifest, got a folder "
-            "alone; --recursive takes the files in it",
+            "expected a file, a sealed folder, or an anchor to compare this folder with its manifest, got only a "
+            "folder; --recursive takes the files in it",
             param_hint="FILE",
         )
     reason = "expected none with a folder, which is compared with its manifest; verify its files one by one"
@@ -245,7 +245,7 @@ def _untold(path: Path, before: int) -> FormatError:
     return FormatError(
         f"{path}: expected shards that say their order and number, got some that do not, of the first "
         f"{pluralize(before, 'sample')}: version 0.1 wrote them, or someone removed it. `fastrack verify -r` checks "
-        "the files alone; if you know their samples to be right, `fastrack unseal` and `import` them into a new folder"
+        "only the files; if you know their samples to be right, `fastrack unseal` and `import` them into a new folder"
     )
 
 
@@ -282,7 +282,7 @@ def _report(
     location, nbytes = str(as_location(path)), members["bytes"]
     if errors:
         verdict = f"{len(errors)} of {count} FAILED"
-    warning = [f"not protected, so not checked: {', '.join(map(clean, plain))} (stored in plain)"] if plain else []
+    warning = [f"not protected, so not checked: {', '.join(map(clean, plain))} (stored unencrypted)"] if plain else []
     ids = {"path": location, "key_id": opened.key_id, "file_id": opened.file_id}
     return Report(
         {**ids, "ok": not errors, **members, **meter.describe(nbytes)},

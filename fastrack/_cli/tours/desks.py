@@ -22,7 +22,7 @@ from fastrack.grants import Verifier
 from fastrack.tour import HolderDesk, OwnerDesk, Terms, TourLedger, model_key
 
 Database = Annotated[
-    Path, typer.Option("--database", metavar="DATABASE", help="The desk's database, in SQLite, of this tour alone.")
+    Path, typer.Option("--database", metavar="DATABASE", help="The desk's database, in SQLite, of this tour only.")
 ]
 ClientCa = Annotated[
     Path | None, typer.Option("--client-ca", metavar="PEM", help="The authorities of the visitors' certificates.")
@@ -135,7 +135,7 @@ def _read_terms(policy: Path, collateral: Path | None) -> Terms:
 
 
 def _read_ids(data: list[Path], ring: KeyRing) -> list[str]:
-    """Return the ids of sealed files. Refuse a file with anything in plain, and one that no key opens."""
+    """Return the ids of sealed files. Refuse a file with anything unencrypted, and one that no key opens."""
     ids = []
     for path in list_shards(data):
         with load_file(path) as file:

@@ -268,7 +268,7 @@ class PreemptionNotice:
     def _require_main_thread(self) -> None:
         if self._previous and threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
-                "PreemptionNotice: expected the main thread, which alone may handle signals, got "
+                "PreemptionNotice: expected the main thread, as only it may handle signals, got "
                 f"{threading.current_thread().name}. Enter and leave it there, or use a file with signals=()"
             )
 

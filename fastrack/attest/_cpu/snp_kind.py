@@ -207,7 +207,7 @@ def _draft_report(report: SnpReport, provider: str | None, chip_id: bytes | None
         if getattr(report.reported_tcb, name) is not None  # only Turin has an FMC
     }
     yield Line("min_tcb", floors, "lowest patch levels: reported, committed and at launch")
-    covers = "this machine alone; leave it out for others like it"
+    covers = "only this machine; leave it out for others like it"
     if chip_id is None:
         covers = "THE HOST MASKS THE CHIP ID: nothing tells this machine from others like it"
     elif not any(report.chip_id):

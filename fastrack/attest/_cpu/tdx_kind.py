@@ -231,7 +231,7 @@ def _draft(verified: VerifiedTdxQuote) -> Iterator[Line]:
     number = max(tcb.evaluation_number, _EVALUATION_NUMBER)
     yield Line("min_evaluation_number", number, "TCB evaluation data number; raise it as Intel does")
     yield Line("max_collateral_age_days", _COLLATERAL_AGE.days, "days since Intel issued it")
-    yield Line("platforms", {verified.platform.ppid}, "this machine alone (PPID); leave it out for others like it")
+    yield Line("platforms", {verified.platform.ppid}, "only this machine (PPID); leave it out for others like it")
 
 
 def _draft_claims(evidence: TdxEvidence) -> Iterator[Line]:
@@ -239,7 +239,7 @@ def _draft_claims(evidence: TdxEvidence) -> Iterator[Line]:
     platform = read_pck_identity(load_chain(quote.pck_chain, evidence="PCK chain")[0])
     yield from _draft_report(quote.report, None)
     levels = f"TCB {quote.report.tee_tcb_svn.hex()}, CPU {platform.cpu_svn.hex()}, PCE {platform.pce_svn}"
-    yield Line("platforms", {platform.ppid}, f"this machine alone (PPID), of FMSPC {platform.fmspc.hex()}: {levels}")
+    yield Line("platforms", {platform.ppid}, f"only this machine (PPID), of FMSPC {platform.fmspc.hex()}: {levels}")
 
 
 def _draft_report(report: TdReport, log: EventLog | None) -> Iterator[Line]:

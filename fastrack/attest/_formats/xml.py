@@ -139,7 +139,7 @@ class _Builder:
     def _refuse(self, construct: str) -> Callable[..., int]:
         def handler(*_: object) -> int:
             field = f"text in line {self.parser.CurrentLineNumber}"
-            raise malformed(self.document, field, None, wanted="elements and text alone", found=f"a {construct}")
+            raise malformed(self.document, field, None, wanted="only elements and text", found=f"a {construct}")
 
         return handler
 

@@ -155,7 +155,7 @@ def read_folder(files, key, cipher=messages):
     require(is_number(listed["format"]) and listed["format"] == 1, "format 1")
     _check_entries(listed["files"])
     headers = {f"header/{name}" for name, entry in listed["files"].items() if "sealed" in entry}
-    require(index.keys() <= {"files", *headers} and not file.plain, "headers of sealed files, and nothing in plain")
+    require(index.keys() <= {"files", *headers} and not file.plain, "headers of sealed files, and nothing unencrypted")
     found = {}
     for name, entry in listed["files"].items():
         require(name in files, f"the listed file {name}", "rollback")
