@@ -7,7 +7,7 @@ from test_results import FILES
 
 from bench.tables import ROOT, TABLES, collectives, markdown, write
 
-pytestmark = pytest.mark.skipif(not FILES or not (ROOT / "docs").exists(), reason="takes results and documentation")
+pytestmark = pytest.mark.skipif(not FILES or not (ROOT / "docs").exists(), reason="needs results and documentation")
 
 
 def test_the_tables_of_the_documentation_are_made_of_the_results():

@@ -467,7 +467,7 @@ def test_lightning_saves_and_hooks_see_no_rehearsal(tmp_path):
 def test_trainers_that_are_imported_later_rehearse_too():
     """Whatever the order of the one line and the imports."""
     if find_spec("transformers") is None:
-        pytest.skip("takes transformers")
+        pytest.skip("needs transformers")
     code = (
         "import fastrack, sys; fastrack.protect_checkpoints(fastrack.Key.generate()); "
         "assert 'transformers' not in sys.modules; import transformers.trainer; "

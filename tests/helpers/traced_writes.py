@@ -56,7 +56,7 @@ class Writes:
 def trace(command: list[str], *, env: dict[str, str], folder: Path, timeout: float = 240) -> tuple[int, str, Writes]:
     """Run a command and return its status, its output and what it wrote. Skip the test where strace cannot run."""
     if shutil.which("strace") is None:
-        pytest.skip("takes strace")
+        pytest.skip("needs strace")
     folder.mkdir()
     strace = ["strace", "-ff", "--seccomp-bpf", "-qq", "-y", "-xx", "-s", str(1 << 26), "-o", str(folder / "trace")]
     strace += ["-e", f"trace={CALLS},{OPENING},{UNSEEN},mmap", "-e", "signal=none"]
@@ -66,7 +66,7 @@ def trace(command: list[str], *, env: dict[str, str], folder: Path, timeout: flo
         check=False, cwd=folder,
     )  # fmt: skip
     if "ptrace" in done.stdout and "not permitted" in done.stdout:
-        pytest.skip("takes the right to trace processes")
+        pytest.skip("needs the right to trace processes")
     writes = Writes()
     for path in sorted(folder.glob("trace.*")):
         _read(path, writes)

@@ -17,8 +17,8 @@ pytestmark = [
     pytest.mark.skipif(not EXAMPLES.exists(), reason="the tests run without the examples"),
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the examples train with torch"),
 ]
-has_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="takes Ray")
-has_accelerate = pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="takes accelerate")
+has_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray")
+has_accelerate = pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="needs accelerate")
 
 ALONE = [sys.executable]
 TWO = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -97,7 +97,7 @@ class Repository:
 @pytest.fixture
 def repository(release):
     if not shutil.which("git") or not shutil.which("ssh-keygen"):
-        pytest.skip("takes git and OpenSSH")
+        pytest.skip("needs git and OpenSSH")
     made = Repository(release.ROOT)
     made.git("init", "--quiet", "--initial-branch", "main")
     made.commit(signers=made.key("mine"))

@@ -25,7 +25,7 @@ from fastrack.grants import Identity, Signer, Verifier
 
 OTHER = 12345
 POLICY = "version = 1\n"
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root, who can be other users")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who can be other users")
 
 
 def wrapped(path):
