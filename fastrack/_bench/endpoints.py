@@ -20,7 +20,7 @@ OVERLAP = "+ overlap"  # the last step, which is fastrack
 Direction = Literal["to_device", "to_host"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 
-_FILLER = 0x5A  # no tensor of random bytes consists of this byte alone
+_FILLER = 0x5A  # no tensor of random bytes consists of only this byte
 _DETOUR = {
     "to_device": ("host opens", "host seals", "copy", "device opens"),
     "to_host": ("device seals", "copy", "host opens", "host seals"),

@@ -145,7 +145,7 @@ def show_errors(messages: Iterable[str]) -> None:
 def name_source(error: BaseException, source: str) -> str:
     """Return the message of an error, with the source that it concerns."""
     message, name = message_of(error), re.escape(source)
-    # A path may be a word of messages, such as key or file: that names it before a colon or in quotes alone.
+    # A path may be a word of messages, such as key or file: that names it only before a colon or in quotes.
     is_word = source.isidentifier()
     named = (
         rf"(?:^|: ){name}(?=: )|^{name} (?:is|has) |(['\"`]){name}\1" if is_word else rf"(?<![\w./-]){name}(?![\w/-])"

@@ -1,6 +1,6 @@
 """The distribution ``fastrack-bench``, whose commands are loaded when they are called.
 
-Any package may claim entry points of any group and name. Those of this distribution alone are read.
+Any package may claim entry points of any group and name. Only those of this distribution are read.
 """
 
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
@@ -9,7 +9,7 @@ from typing import Any
 from fastrack._version import __version__
 from fastrack.errors import FastrackError
 
-COMMANDS = {  # each with the options that it has there alone; none: the whole command
+COMMANDS = {  # each with the options that it has only there; none: the whole command
     "bench": "--collectives --ranks --toll --workloads --compute --visits --bucket-cap-mb",
     "plan": "",
 }
@@ -32,7 +32,7 @@ def is_installed() -> bool:
 
 
 def is_absent(command: str) -> bool:
-    """Return True for a command of the distribution alone, which is not installed."""
+    """Return True for a command that only the distribution has, if that is not installed."""
     return COMMANDS.get(command) == "" and not is_installed()
 
 

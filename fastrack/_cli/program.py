@@ -154,7 +154,7 @@ class Program(TyperGroup):
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command line. Print an error of usage as one line, and exit with the status of the command."""
         if "_FASTRACK_COMPLETE" in os.environ:
-            get_completion_inspect_parameters()  # makes shells known, which Typer does for its own options alone
+            get_completion_inspect_parameters()  # makes shells known, which Typer does only for its own options
         try:
             status = super().main(*args, **{**options, "prog_name": "fastrack", "standalone_mode": False})
         except _ClickException as error:

@@ -185,7 +185,7 @@ def _train_twice(path: Path, key: Key, text: Any, console: Console) -> list[floa
 
 
 class _Rows:
-    """A data set of rows in memory, which gives a batch at a time, as a sealed one does."""
+    """A dataset of rows in memory, which gives a batch at a time, as a sealed one does."""
 
     def __init__(self, text: Any) -> None:
         self._text = text

@@ -269,7 +269,7 @@ def _data_sets(paths: Sequence[Path] | None) -> list[Path]:
 
 
 def _file_ids(path: Path, ring: KeyRing) -> list[str]:
-    """Return the id of a sealed file, or the ids of all shards of a data set, authenticated."""
+    """Return the id of a sealed file, or the ids of all shards of a dataset, authenticated."""
     from fastrack._samples.stored import read_data_set
     from fastrack._sealed.message_headers import authenticate_headers
     from fastrack._sets.load_file import load_file

@@ -1,4 +1,4 @@
-"""``fastrack index``: list the shards of a data set."""
+"""``fastrack index``: list the shards of a dataset."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,7 @@ def index(
     quiet: Silent = False,
     as_json: Json = False,
 ) -> None:
-    """List the shards of a data set in a sealed file, so that opening it reads no shard; again after more came."""
+    """List the shards of a dataset in a sealed file, so that opening it reads no shard; again after more came."""
     ring, location = open_ring(key), as_location(folder)
     with refuse_values("FOLDER"):
         file_id = index_dataset(location, ring.first)

@@ -90,7 +90,7 @@ class ListedTensor:
 class Contents:
     """The header of a file. `kind`, `format`, `file_id` and `key_id` are None if no tensor is sealed.
 
-    `samples` and `columns` describe a data set; None for any other file.
+    `samples` and `columns` describe a dataset; None for any other file.
     """
 
     path: str
@@ -159,7 +159,7 @@ def _report_folder(path: Path) -> Report:
 
 
 def _report_data_set(path: Path) -> Report:
-    """Return the shards of a data set, and the columns that all of them have."""
+    """Return the shards of a dataset, and the columns that all of them have."""
     data = read_headers(path)
     table = new_table("column", "dtype", "shape", "plain", right=("plain",))
     columns: list[dict[str, Any]] = []

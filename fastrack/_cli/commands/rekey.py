@@ -1,4 +1,4 @@
-"""``fastrack rekey``: seal a sealed file or a data set under another key."""
+"""``fastrack rekey``: seal a sealed file or a dataset under another key."""
 
 import errno
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def rekey(
     quiet: Silent = False,
     as_json: Json = False,
 ) -> None:
-    """Seal a file or a data set under another key, without plaintext on disk.
+    """Seal a file or a dataset under another key, without plaintext on disk.
 
     Grants of the old key do not open the result.
     """
@@ -109,7 +109,7 @@ def _rekey_file(
 
 
 def _rekey_data_set(source: Path, target: Path, ring: KeyRing, owner: Key, meter: Meter) -> Report:
-    """Seal all shards of a data set anew, into a new folder."""
+    """Seal all shards of a dataset anew, into a new folder."""
     headers = read_headers(source)
     with headers.open(headers.shards[0]) as file:
         check_sealed(file, ring)

@@ -100,7 +100,7 @@ def unseal(
     quiet: Quiet = False,
     as_json: JsonLines = False,
 ) -> None:
-    """Authenticate and decrypt files, a folder or a data set into plain ones.
+    """Authenticate and decrypt files, a folder or a dataset into plain ones.
 
     Tensors of --plain and --allow-plain are copied unchecked.
     """
@@ -257,7 +257,7 @@ class _Opener:
         )
 
     def export(self, source: Path, target: Path, columns: list[str] | None, meter: Meter) -> Report:
-        """Decrypt a data set into a table, text or a folder."""
+        """Decrypt a dataset into a table, text or a folder."""
         headers = read_headers(source)
         with headers.open(headers.shards[0]) as file:
             check_sealed(file, self.ring)
@@ -318,7 +318,7 @@ class _Opener:
 
 
 def _require_target(target: Path, *, force: bool) -> None:
-    """Refuse a target that a data set cannot have, or that is there."""
+    """Refuse a target that a dataset cannot have, or that is there."""
     suffix = target.suffix.lower()
     if is_stream(target) or (suffix and suffix not in FORMS):
         raise typer.BadParameter(
@@ -334,7 +334,7 @@ def _require_target(target: Path, *, force: bool) -> None:
 
 
 def _refuse_shard(source: Path, target: Path) -> None:
-    """Refuse a single shard for a table: its data set is what becomes one."""
+    """Refuse a single shard for a table: its dataset is what becomes one."""
     if target.suffix.lower() in FORMS and SHARD.fullmatch(source.name) and is_data_set(source.parent):
         raise typer.BadParameter(
             f"expected the folder of a dataset, got one of its shards, {source}. Unseal the folder {source.parent}",

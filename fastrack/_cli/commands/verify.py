@@ -169,7 +169,7 @@ def _verify_folder(path: Path, ring: KeyRing, meter: Meter, anchor: Anchor | Non
 def _verify_data_set(
     path: Path, ring: KeyRing, meter: Meter, expect: Sequence[str] | None, anchor: Anchor | None
 ) -> Report:
-    """Return the report on all shards of a data set: each of their chunks, and that each is in its place."""
+    """Return the report on all shards of a dataset: each of their chunks, and that each is in its place."""
     data = read_headers(path, anchor)
     for name in expect or ():
         if name not in data.columns:
@@ -229,7 +229,7 @@ def _verify_data_set(
 def _require_places(
     path: Path, ring: KeyRing, said: list[About | None], *, anchored: bool
 ) -> tuple[bool | None, str, FormatError | None]:
-    """Return whether a data set is complete, None if not all shards tell; the words for that; and what is wrong."""
+    """Return whether a dataset is complete, None if not all shards tell; the words for that; and what is wrong."""
     data = read_data_set(path, ring)
     if [about if about.data_set else None for _, about in data.shards] != said:
         raise FormatError(f"{path} changed while it was read. Verify it again")
@@ -241,7 +241,7 @@ def _require_places(
 
 
 def _untold(path: Path, before: int) -> FormatError:
-    """Return the error for a data set whose first shards, or all, do not say their place."""
+    """Return the error for a dataset whose first shards, or all, do not say their place."""
     return FormatError(
         f"{path}: expected shards that say their order and number, got some that do not, of the first "
         f"{pluralize(before, 'sample')}: version 0.1 wrote them, or someone removed it. `fastrack verify -r` checks "
@@ -250,7 +250,7 @@ def _untold(path: Path, before: int) -> FormatError:
 
 
 def _unfinished(path: Path, samples: int) -> FormatError:
-    """Return the error for a data set whose last run did not come to its end."""
+    """Return the error for a dataset whose last run did not come to its end."""
     return FormatError(
         f"{path}: expected the end of the last run of `import`, got {samples} samples and no end: the run was "
         "interrupted, or the last shards are missing. `fastrack import --resume` continues it; else get them from "
