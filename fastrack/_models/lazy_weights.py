@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Attributes of torch's tensors that follow from dtype and shape.
 _DESCRIBED = {"dim", "element_size", "is_complex", "itemsize", "nbytes", "ndim", "ndimension", "nelement", "numel"}
 _DESCRIBED |= {"is_floating_point", "is_sparse", "layout", "requires_grad", "size"}
-# Operators of torch's tensors, which Python looks up in classes alone.
+# Operators of torch's tensors, which Python looks up only in classes.
 _ARITHMETIC = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 _OPERATORS = [f"__{prefix}{name}__" for name in _ARITHMETIC for prefix in ("", "r", "i")]
 _OPERATORS += [f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert")]

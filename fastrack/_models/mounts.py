@@ -69,7 +69,7 @@ def mount_folder(
     memfd : iterable of str
         Names, or globs, of sealed files for loaders that map or read files by themselves, as in C++ (GGUF, ONNX). Each
         is decrypted whole into host memory at once, where this user's processes can read it until the end, and
-        which may be swapped: also where the weights go to a GPU. On Linux alone.
+        which may be swapped: also where the weights go to a GPU. Only on Linux.
 
     Yields
     ------

@@ -257,7 +257,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         return {name: opened[name] for name in names}
 
     def get_tensor_meta(self, name: str) -> TensorMeta:
-        """Return dtype, shape and offsets of a tensor, by the header alone, like safetensors 0.9."""
+        """Return dtype, shape and offsets of a tensor, from only the header, like safetensors 0.9."""
         if self._metas is None:
             self._metas, start = {}, 0
             for each in self.offset_keys():
@@ -298,7 +298,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         return PrefetchLoader(parts, open_part)
 
     def get_slice(self, name: str) -> Slice | SealedWeight:
-        """Return a slice object for a tensor. Indexing it opens a part, out of the part's chunks alone.
+        """Return a slice object for a tensor. Indexing it opens a part, out of only the part's chunks.
 
         It has ``get_shape()`` and ``get_dtype()``, and takes the indices of `SealedTensor`, or ``...`` for the whole
         tensor.

@@ -20,7 +20,7 @@ from fastrack.errors import FastrackError
 
 _WRITING = ("set_up_storage_writer", "prepare_local_plan", "prepare_global_plan", "write_data", "finish")
 _READING = ("read_metadata", "set_up_storage_reader", "prepare_local_plan", "prepare_global_plan", "read_data")
-_UNRANKED = {"read_metadata", "set_up_storage_reader"}  # torch's own take a rank, whose part alone they may read
+_UNRANKED = {"read_metadata", "set_up_storage_reader"}  # torch's own take a rank, and may read only its part
 _PLAIN = ".metadata"  # torch's description of a plain checkpoint
 _PLAIN_SHARD = re.compile(r"__\d+_\d+\.distcp")
 _SEALED = "_fastrack_sealed"  # the attribute of a writer or reader of torch that holds the one of fastrack

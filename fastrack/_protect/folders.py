@@ -40,9 +40,9 @@ def write_folder(
     """Yield the path of a private folder; what a library writes there becomes a sealed folder, like by `seal_folder`.
 
     What safetensors writes there, in this process and any thread, is sealed at once, tensor by tensor, and is on no
-    disk in plain. Such a file may be moved, copied, replaced and removed there. Configuration, code, documentation and
-    tokenizers of a model stay plain, as `seal_folder` says. Other files are refused: pickles of torch, for example. So
-    it serves ``save_pretrained`` of transformers, PEFT and diffusers, and ``save`` of sentence-transformers.
+    disk unencrypted. Such a file may be moved, copied, replaced and removed there. Configuration, code, documentation
+    and tokenizers of a model stay plain, as `seal_folder` says. Other files are refused: pickles of torch, for example.
+    So it serves ``save_pretrained`` of transformers, PEFT and diffusers, and ``save`` of sentence-transformers.
     `load_folder` and `mount_folder` open the result.
 
     Parameters
@@ -63,8 +63,8 @@ def write_folder(
     ------
     ValueError
         If the library wrote no weights, or a file that is neither sealed nor stays plain, or a ``.safetensors`` file by
-        other functions than those of safetensors. What it held was on a disk in plain until then. Also if `plain` names
-        no file.
+        other functions than those of safetensors. What it held was on a disk unencrypted until then. Also if `plain`
+        names no file.
     FormatError
         If tensors cannot be sealed, or a file has a name that `seal_folder` refuses, or is a link that leads outside.
     OSError
@@ -116,7 +116,7 @@ class _Draft:
     def __init__(self, path: Path, folder: Path, owner: Key) -> None:
         self._path, self._folder, self._owner = path, folder, owner
         self._process = os.getpid()
-        self.sealed: dict[bytes, tuple[Path, bytes]] = {}  # by stubs: files, and the headers that they had in plain
+        self.sealed: dict[bytes, tuple[Path, bytes]] = {}  # by stubs: files, and the headers that they had before
 
     def write(self, path: str, tensors: Mapping[str, PlainTensor], metadata: Mapping[str, str]) -> None:
         """Seal what would become a file, and leave a stub in its place."""

@@ -1,4 +1,4 @@
-"""`rehearse_save`: save once before the first step, and refuse what would be written in plain or cannot be sealed."""
+"""`rehearse_save`: save once before the first step, and refuse what would not be sealed, or cannot be."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fastrack._util.rights import require_own
 from fastrack._util.trial import current, trying
 from fastrack.errors import FastrackError
 
-# What trainers write beside tensors: configurations, tokenizers, histories of losses. It is let through in plain, as
+# What trainers write beside tensors: configurations, tokenizers, histories of losses. It is let through unencrypted, as
 # other programs read it, and shows what it says: names, hyperparameters, vocabularies, losses.
 _SUFFIXES = "csv jinja json jsonl lock log md model py tmp toml txt yaml yml"
 _TEXT = {"", *(f".{each}" for each in _SUFFIXES.split())}

@@ -64,7 +64,7 @@ def _own(root: Any) -> Any:
 
 
 def _hold(first: Any, held: dict[int, tuple[Any, Any]]) -> None:
-    """Note the content of a container, and then of those in it. A data set may be among them: there is a bound."""
+    """Note the content of a container, and then of those in it. A dataset may be among them: there is a bound."""
     waiting = deque([first])
     while waiting and len(held) < _MANY:
         value = waiting.popleft()

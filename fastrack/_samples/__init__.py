@@ -1,1 +1,1 @@
-"""Samples: data sets as shards, and their import from other formats."""
+"""Samples: datasets as shards, and their import from other formats."""

@@ -1,4 +1,4 @@
-"""`About`: the place of a shard in its data set, the types of its columns, and the files that it was made of."""
+"""`About`: the place of a shard in its dataset, the types of its columns, and the files that it was made of."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from fastrack.errors import FormatError
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The place of a shard in its data set, and what its samples were made of.
+    """The place of a shard in its dataset, and what its samples were made of.
 
-    data_set : id of the data set, which tells its shards from those of others under the same key; "" for shards of
+    data_set : id of the dataset, which tells its shards from those of others under the same key; "" for shards of
         version 0.1, which say nothing of themselves
     shard, previous : random ids of this shard and of the one before it, "" if that has none. They tell the shards of
-        two continuations of one data set apart, as after a backup was brought back
+        two continuations of one dataset apart, as after a backup was brought back
     before : number of samples that were in the folder before its shards said their place: 0 unless version 0.1 began it
     first, samples : number of the first sample, and how many samples the shard has
     run : number of the first sample of the run that wrote the shard
     complete : True for the last shard of a run that came to its end
     types : what the bytes of each column mean, as `Column.type` has it, in the order of the columns
-    left_out : whether the run leaves out files that the data set had before, as its continuation then does
+    left_out : whether the run leaves out files that the dataset had before, as its continuation then does
     files : the files of the samples, in order, with the number of samples of each in this shard; "" for samples of
         no file. Empty if none is of a file
     """

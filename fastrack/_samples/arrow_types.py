@@ -535,6 +535,6 @@ def _array_of_leaves(values: list[Any], kind: Any) -> Any:
     if _is_bytes(kind) or types.is_fixed_size_binary(kind):
         decoded = [None if value is None else base64.b64decode(value) for value in values]
         return pa.array(decoded, pa.binary()).cast(kind)
-    if types.is_float16(kind):  # of which PyArrow 20 takes NumPy's scalars alone
+    if types.is_float16(kind):  # of which PyArrow 20 takes only NumPy's scalars
         return pa.array([None if value is None else np.float16(value) for value in values], kind)
     return pa.array(values, kind)

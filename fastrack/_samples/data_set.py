@@ -1,4 +1,4 @@
-"""A data set as one thing: the headers of its shards, a shard that is still the one of before, and another key."""
+"""A dataset as one thing: the headers of its shards, a shard that is still the one of before, and another key."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """The headers of a data set, unauthenticated: shards, in order, and columns, with their bytes of plaintext."""
+    """The headers of a dataset, unauthenticated: shards, in order, and columns, with their bytes of plaintext."""
 
     folder: Path
     key_id: str
@@ -124,7 +124,7 @@ def read_headers(folder: Path, anchor: Anchor | None = None) -> Headers:
 
 
 def warning_of(data: DataSet, folder: Path) -> str | None:
-    """Return what a reader of a data set must know: that it is not complete, or that its shards do not tell."""
+    """Return what a reader of a dataset must know: that it is not complete, or that its shards do not tell."""
     if data.is_complete is False:
         return f"{folder} is not complete: its last run was interrupted, or its last shards are missing"
     if data.before:
@@ -149,7 +149,7 @@ def opened_shard(path: Location, about: About, keys: KeyRing, anchor: Anchor | N
 def rekey_data_set(
     data: DataSet, target: Path, keys: KeyRing, *, key: KeyLike, progress: Progress | None = None
 ) -> None:
-    """Seal all shards of a data set under another key into a new folder, which is there when it is complete.
+    """Seal all shards of a dataset under another key into a new folder, which is there when it is complete.
 
     Each shard is as `rekey_file` makes it, and says of itself what it said.
     """

@@ -1,4 +1,4 @@
-"""`DatasetWriter`: samples, appended to the shards of a sealed data set."""
+"""`DatasetWriter`: samples, appended to the shards of a sealed dataset."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SAME = "Give all samples of a column one type, or choose another folder for the
 
 @public
 class DatasetWriter:
-    """Write samples to a sealed data set: a folder of shards, each a sealed file.
+    """Write samples to a sealed dataset: a folder of shards, each a sealed file.
 
     Samples are collected in memory, at most one shard of them. A full shard is sealed into a new file, which gets its
     name when it is complete and on disk; plaintext is never written. A writer continues after existing shards, so a

@@ -1,4 +1,4 @@
-"""`export_samples`: the samples of a sealed data set, as files of other formats again."""
+"""`export_samples`: the samples of a sealed dataset, as files of other formats again."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def export_samples(
     anchor: Anchor | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> int:
-    r"""Decrypt the samples of a data set into a table, a file of text, or a folder of files.
+    r"""Decrypt the samples of a dataset into a table, a file of text, or a folder of files.
 
     All of a shard is authenticated before a sample of it is written, and two shards are in memory at most. The target
     has its name when it is complete and on disk, and only you may read it; in the place of a file that others may read,
@@ -59,7 +59,7 @@ def export_samples(
     Parameters
     ----------
     folder : path
-        The data set: a folder of shards, as `import_samples` and `DatasetWriter` make it.
+        The dataset: a folder of shards, as `import_samples` and `DatasetWriter` make it.
     target : path
         What to write. The suffix decides:
 
@@ -71,7 +71,7 @@ def export_samples(
         - ``.txt``: a line for each record of the only column.
         - No suffix: a folder of files. The column "path" names them, if there is one, and another column has their
           content: bytes, or arrays of ``.npy`` files. The column "label" is left out: the folders tell it. Without
-          paths the files are those of which the data set was imported, by their names and in their formats.
+          paths the files are those of which the dataset was imported, by their names and in their formats.
     keys : KeySource, optional
         As for `unseal`.
     columns : sequence of str, optional
@@ -100,7 +100,7 @@ def export_samples(
     UnknownKeyError
         If the key is not among `keys`.
     ValueError
-        If `columns` names no column of the data set, or the suffix of `target` is another one.
+        If `columns` names no column of the dataset, or the suffix of `target` is another one.
     OSError
         If a file cannot be read or written, or `target` exists. No part of `target` is left behind then.
 
@@ -135,7 +135,7 @@ def export_samples(
 
 @dataclass(frozen=True, slots=True)
 class _Samples:
-    """The samples of a data set, shard by shard."""
+    """The samples of a dataset, shard by shard."""
 
     data: DataSet
     ring: KeyRing

@@ -25,7 +25,7 @@ class ImportWriter(DatasetWriter):
 
     @property
     def there(self) -> DataSet:
-        """The data set that the folder had at first."""
+        """The dataset that the folder had at first."""
         return self._there
 
     @property

@@ -24,7 +24,7 @@ from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
 STORED = "stored already"
-"""Why a file is left out that the data set has."""
+"""Why a file is left out that the dataset has."""
 
 _HAS_SAMPLES = "Append others (append=True), resume their source (resume=True), or choose another folder"
 _Name = tuple[str, str]  # of a file, after the column that has it: "" if shards tell it
@@ -311,7 +311,7 @@ class Import:
 
 
 def _refusal(kind: type[OSError], number: int, message: str) -> OSError:
-    """Return an error whose text is the message alone: with a name of a file, Python puts the number before it."""
+    """Return an error whose text is only the message: with a name of a file, Python puts the number before it."""
     error = kind(message)
     error.errno = number
     return error

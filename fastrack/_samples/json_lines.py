@@ -18,7 +18,7 @@ from fastrack._samples.text_lines import Line, read_lines
 from fastrack.errors import FormatError
 
 _NULL, _OTHER, _EMPTY = "null", "JSON", "an empty list"
-_INTEGER, _LONG, _NUMBER = "an integer", "an integer beyond 2**53", "a number"  # which a float holds, and it alone
+_INTEGER, _LONG, _NUMBER = "an integer", "an integer beyond 2**53", "a number"  # which only a float holds
 
 # What the values of a column may be, for each kind of column: the first that fits. All else is JSON.
 _KINDS: dict[str, frozenset[str]] = {
@@ -106,7 +106,7 @@ def _what_is(value: Any) -> str:
 
 
 def _kind_of(what: set[str], stored: Column | None) -> str:
-    """Return the kind of a column. One of empty lists or nulls alone has no type of values, and is kept as JSON."""
+    """Return the kind of a column. One of only empty lists or nulls has no type of values, and is kept as JSON."""
     values = what - {_NULL}
     if stored is not None:
         kind = {"BOOL": "bool", "I64": "int64", "F64": "float64"}.get(stored.dtype, "")

@@ -1,4 +1,4 @@
-"""The sealed index of a data set: one file that says of all shards what their headers say."""
+"""The sealed index of a dataset: one file that says of all shards what their headers say."""
 
 from __future__ import annotations
 

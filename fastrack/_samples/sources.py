@@ -74,9 +74,9 @@ def import_samples(
         refused, and so is one that has no more than an interrupted run had stored; a source that has grown at its end
         is continued.
     append : bool
-        Add all samples of the source to a data set, whose last run came to its end, with the same columns.
+        Add all samples of the source to a dataset, whose last run came to its end, with the same columns.
     skip_existing : bool
-        With `append` or `resume`: leave out the files that the data set has, by their names, after a comparison with
+        With `append` or `resume`: leave out the files that the dataset has, by their names, after a comparison with
         what it has of them. A file that has changed is refused, and so is one under a new name. All files are read
         before a sample is stored.
     columns : sequence of str, optional

@@ -33,7 +33,7 @@ class DataSet:
 
     shards : location of each shard and what it says of itself, in order. A shard of version 0.1 has an `About` without
         `data_set`, `types` and `files`, not complete, of the run that begins with sample 0
-    columns : by name, with their types; in a data set of such shards alone, types are unknown and ""
+    columns : by name, with their types; in a dataset of only such shards, types are unknown and ""
     file_ids : of the shards, in order
     """
 
@@ -65,7 +65,7 @@ class DataSet:
 
     @property
     def id(self) -> str:
-        """Id of the data set; "" if no shard tells."""
+        """Id of the dataset; "" if no shard tells."""
         return self.shards[-1][1].data_set if self.shards else ""
 
     @property
@@ -97,7 +97,7 @@ def order_shards(names: Iterable[str], folder: Location) -> list[str]:
 def read_data_set(folder: Location, keys: KeyRing, *, key_id: str | None = None) -> DataSet:
     """Authenticate the headers of all shards of a folder, and what the shards say of themselves.
 
-    Shards that are missing, exchanged with each other or of another data set are refused; after the last one some may
+    Shards that are missing, swapped with each other or of another dataset are refused; after the last one some may
     be missing: see `DataSet.is_complete`. Chunks of the samples are not read. Raise ValueError for a shard under
     another key than `key_id`.
     """
@@ -116,7 +116,7 @@ def read_shards(files: Iterable[tuple[Location, SealedFile]], keys: KeyRing, *, 
 
 
 def _after(data_set: DataSet, path: Location, file: SealedFile, keys: KeyRing, key_id: str | None) -> DataSet:
-    """Return a data set of the shard that follows the last one of `data_set`, alone."""
+    """Return a dataset of only the shard that follows the last one of `data_set`."""
     if file.kind != "tensor" or not file:
         raise FormatError(
             f"{path}: expected a shard of samples, got a {file.kind} file of {len(file)} tensors. Choose another "
@@ -215,7 +215,7 @@ def read_parts(
 
 
 class StoredSamples:
-    """The samples of the last run of a data set, in order. One shard of them is in memory."""
+    """The samples of the last run of a dataset, in order. One shard of them is in memory."""
 
     def __init__(self, folder: Location, data_set: DataSet, keys: KeyRing) -> None:
         self._folder, self._data_set = folder, data_set

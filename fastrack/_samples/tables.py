@@ -106,7 +106,7 @@ def read_table(
             found = pa.RecordBatchReader.from_stream(source) if is_once else source.to_batches(_ROWS)
         return ((package, batch) for batch in found)
 
-    # A file given by its path alone is read for a dataset, and refused elsewhere: the author of the table would choose
+    # A file given only by its path is read for a dataset, and refused elsewhere: the author of the table would choose
     # which files of this machine are read.
     return _read_batches(batches, Survey(stored, chosen, is_dataset), is_once=is_once)
 
@@ -244,7 +244,7 @@ def _refusing(where: Path | str) -> Iterator[None]:
 
 
 def _batches_of(path: Path, chosen: Sequence[str] | None) -> Iterator[Any]:
-    """Return the record batches of a file, of Parquet with the chosen columns alone."""
+    """Return the record batches of a file, of Parquet with only the chosen columns."""
     pa = pyarrow()
     with open_regular(path) as file:
         if path.suffix.lower() == ".parquet":

@@ -61,7 +61,7 @@ _STEMS = r"(model|adapter_model|diffusion_pytorch_model|pytorch_model|open_clip_
 _WEIGHTS = re.compile(rf"{_STEMS}([.-].*)?\.(safetensors|bin)", re.DOTALL)
 # The index of shards reveals no more than their headers, and stays plain in any folder.
 _SHARDS = re.compile(rf"{_STEMS}\.(safetensors|bin)\.index(\.[^.]+)?\.json")
-# Names of configuration, code, documentation and tokenizers, which stay plain in the folder of a model alone.
+# Names of configuration, code, documentation and tokenizers, which stay plain only in the folder of a model.
 _PLAIN = re.compile(
     r".*\.(json|txt|md|py|jinja|ya?ml|tiktoken|spm|bpe)|(.*tokenizer.*|spiece|sentencepiece.*)\.model|"
     r"licen[cs]e|notice|readme",
@@ -258,7 +258,7 @@ def _find_begun(target: Url, files: Mapping[str, Path], *, resume: bool) -> set[
 
 @contextmanager
 def _kept_after_errors(target: Url) -> Iterator[Url]:
-    """Add to an error that files of the folder stay. All are sealed, but those that are in plain by their names."""
+    """Add to an error that files of the folder stay. All are sealed, except what stays plain by its name."""
     try:
         yield target
     except BaseException as error:

@@ -90,7 +90,7 @@ class Manifest:
         return f"fastrack/manifest@1\n{self.lineage}\n{self.version}\n{self.digest}\n".encode()
 
     def verify(self, folder: str | os.PathLike[str]) -> None:
-        """Compare a folder with the set. This takes no key: it shows which messages are there, not that they open.
+        """Compare a folder with the set. This needs no key: it shows which messages are there, not that they open.
 
         Files whose names begin with a dot are left out, as are manifests, proofs and grants.
 

@@ -1,1 +1,1 @@
-"""Join data sets, loaders and checkpoints to the transfers."""
+"""Join datasets, loaders and checkpoints to the transfers."""

@@ -1,4 +1,4 @@
-"""Columns of samples: the tensors of sealed files that hold them, joined to a data set."""
+"""Columns of samples: the tensors of sealed files that hold them, joined to a dataset."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _list_local(path: Path, anchor: Anchor | None) -> _Listed | None:
 
 
 def _sizes_in(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yield the names and sizes of the files that a data set may be made of."""
+    """Yield the names and sizes of the files that a dataset may be made of."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.endswith((".safetensors", INDEX)):

@@ -1,4 +1,4 @@
-"""`SealedDataset`: a data set for PyTorch's `DataLoader`, whose samples are handles on rows of sealed files."""
+"""`SealedDataset`: a dataset for PyTorch's `DataLoader`, whose samples are handles on rows of sealed files."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Transform = Callable[[dict[str, Any]], Any]
 
 @public
 class SealedDataset(_Base[Sample_co]):
-    """Data set of samples in sealed files, for `torch.utils.data.DataLoader`. It does not open them.
+    """Dataset of samples in sealed files, for `torch.utils.data.DataLoader`. It does not open them.
 
     ``data[i]`` is a dict with a handle (`SealedRows`) for each column. `fastrack.collate` makes one handle for each
     column of several samples, and `to_device` opens it, out of the chunks that hold the samples. Slices, vectors of
@@ -82,13 +82,13 @@ class SealedDataset(_Base[Sample_co]):
         Keys to authenticate the shapes of all columns with, and so the number of samples. Without keys, length, shapes
         and dtypes are claims of the files: a column is authenticated when its first samples are opened, and a sampler
         made earlier may use a false length. With them, the shards of a folder must be those that its `DatasetWriter`
-        wrote there, in their places: one that was exchanged, is of another data set or is missing between others is
+        wrote there, in their places: one that was swapped, is of another dataset or is missing between others is
         refused. Without them, and for a list of files, that is not checked. Samples open with them, in this process
-        and while the data set lives, where a call such as `to_device` names no keys.
+        and while the dataset lives, where a call such as `to_device` names no keys.
     file_ids : sequence of str, optional
         The ``SealedFile.file_id`` that each file must have, in the order of `paths`. They are authenticated with the
         shapes, under one key for all files. Without them, an older or a different file of this owner with equal columns
-        is accepted. Of a data set with an index, that of the index alone.
+        is accepted. Of a dataset with an index, only that of the index.
     anchor : Anchor or path, optional
         Require all files to match one version of their owner's newest manifest, as for `load_file`. A folder must have
         all files that the manifest lists in it.
@@ -136,9 +136,9 @@ class SealedDataset(_Base[Sample_co]):
     A column of records, such as ``text``, gives a sample two columns: ``text`` and its length, ``text.lengths``. See
     `records` for several samples.
 
-    A data set that claims to have no samples is never opened, so only `keys` detect a false claim.
+    A dataset that claims to have no samples is never opened, so only `keys` detect a false claim.
 
-    Worker processes send numbers of samples, which this process resolves: keep the data set while its loader is in use.
+    Worker processes send numbers of samples, which this process resolves: keep the dataset while its loader is in use.
 
     Examples
     --------
@@ -212,7 +212,7 @@ class SealedDataset(_Base[Sample_co]):
         plain_columns: Sequence[str] = (),
         transform: Callable[[dict[str, Any]], Record] | None = None,
     ) -> SealedDataset[Record]:
-        """Make a data set of samples of any length: sample `i` of a file is ``data[offsets[i]:offsets[i + 1]]``.
+        """Make a dataset of samples of any length: sample `i` of a file is ``data[offsets[i]:offsets[i + 1]]``.
 
         A sample also has its length, under "lengths". Several samples are one tensor (n, longest), padded with zeros,
         and an int64 tensor (n,) of their lengths.
@@ -259,7 +259,7 @@ class SealedDataset(_Base[Sample_co]):
         return dataset
 
     def windows(self, column: str | Sequence[str], size: int, step: int | None = None) -> SealedDataset[Sample_co]:
-        """Return a data set of the same files, whose samples are windows on long columns.
+        """Return a dataset of the same files, whose samples are windows on long columns.
 
         Sample `i` of a file is ``tensor[i * step : i * step + size]``. No window crosses the end of a file; the
         remaining rows are in no window.
@@ -346,7 +346,7 @@ class SealedDataset(_Base[Sample_co]):
 def restore_dataset(
     ref: DatasetHandle | CombinedDataset, shards: Shards, opening: SampleTransform | None
 ) -> SealedDataset[Any]:
-    """Return the data set that a pickle describes."""
+    """Return the dataset that a pickle describes."""
     data: SealedDataset[Any] = SealedDataset.__new__(SealedDataset)
     data._ref, data._shards, data._opening = ref, shards, opening  # noqa: SLF001
     data._keys = None  # noqa: SLF001

@@ -1,6 +1,6 @@
-"""Handles on the samples of a data set, their transfer between processes, and the layout of samples in files.
+"""Handles on the samples of a dataset, their transfer between processes, and the layout of samples in files.
 
-A handle pickles as the id of its data set, its column and its row numbers. Worker processes send numbers only: no key,
+A handle pickles as the id of its dataset, its column and its row numbers. Worker processes send numbers only: no key,
 no ciphertext and no plaintext ever reaches a worker.
 """
 
@@ -35,7 +35,7 @@ Packed = int | bytes | tuple[bytes, tuple[int, ...]]
 
 
 class DatasetHandle:
-    """Data set that handles refer to, by reference in its process and by id in a pickle.
+    """Dataset that handles refer to, by reference in its process and by id in a pickle.
 
     dataset_id : 8 random bytes
     labels : for each column, the name, dtype and key id of its handles
@@ -78,7 +78,7 @@ class DatasetHandle:
             self.checked.add(column)
 
     def keep_keys_of(self, data: Any) -> None:
-        """Open handles with the keys of a `SealedDataset` where a call names none, while that data set lives."""
+        """Open handles with the keys of a `SealedDataset` where a call names none, while that dataset lives."""
         self._given = ref(data), os.getpid()
 
     @property
@@ -93,7 +93,7 @@ class DatasetHandle:
 
     @property
     def parts(self) -> tuple[DatasetHandle, ...]:
-        """Data sets whose columns are combined: this data set alone."""
+        """Datasets whose columns are combined: only this dataset."""
         return (self,)
 
     def authenticate(self, keys: KeyRing) -> None:
@@ -137,9 +137,9 @@ class DatasetHandle:
 
 
 class CombinedDataset:
-    """Data sets of equal length, and unencrypted columns, combined into samples with the columns of all.
+    """Datasets of equal length, and unencrypted columns, combined into samples with the columns of all.
 
-    A handle refers to the data set of its column. `names` is the order of the columns.
+    A handle refers to the dataset of its column. `names` is the order of the columns.
     """
 
     __slots__ = ("__weakref__", "count", "dataset_id", "names", "parts", "plain")
@@ -177,7 +177,7 @@ class CombinedDataset:
 
 
 class Samples(Sequence[dict[str, Any]]):
-    """Sequence of samples of a data set that were selected together."""
+    """Sequence of samples of a dataset that were selected together."""
 
     __slots__ = ("_ref", "_rows")
 
@@ -206,7 +206,7 @@ class Samples(Sequence[dict[str, Any]]):
 
 
 class DatasetRows(SealedRows):
-    """Handle on samples of a data set in one column. `rows` is an integer, or an array of one dimension or two.
+    """Handle on samples of a dataset in one column. `rows` is an integer, or an array of one dimension or two.
 
     The numbers of the samples and of the column were checked, by `DatasetHandle.require` or by indexing.
     """
@@ -243,7 +243,7 @@ class DatasetRows(SealedRows):
         self.ref.check_contexts(self.column, keys)
 
     def stack(self, handles: Sequence[object]) -> DatasetRows | None:
-        """Return one handle on the rows of several; None if they differ in data set, column or number of rows."""
+        """Return one handle on the rows of several; None if they differ in dataset, column or number of rows."""
         rows = []
         for handle in handles:
             if not isinstance(handle, DatasetRows) or (handle.ref, handle.column) != (self.ref, self.column):
@@ -274,7 +274,7 @@ class Lengths:
         self.rows = rows
 
     def stack(self, others: Sequence[object]) -> Lengths:
-        """Return the lengths of several records of one data set."""
+        """Return the lengths of several records of one dataset."""
         rows = []
         for other in others:
             if not isinstance(other, Lengths) or other.ref is not self.ref:
@@ -301,7 +301,7 @@ class Lengths:
         return unpickle, ("Lengths", self.ref.dataset_id, self.ref.pack(self.rows))
 
 
-# Pickles. Ids are looked up among the data sets of this process.
+# Pickles. Ids are looked up among the datasets of this process.
 
 refs: WeakValueDictionary[bytes, Any] = WeakValueDictionary()
 
@@ -317,14 +317,14 @@ def _find(dataset_id: bytes, packed: Packed) -> tuple[Any, Row]:
 
 
 def restore_ref(dataset_id: bytes, layout: Layout) -> DatasetHandle:
-    """Return the data set of this process with that id, or else the pickled one."""
+    """Return the dataset of this process with that id, or else the pickled one."""
     return refs.get(dataset_id) or DatasetHandle(layout, dataset_id)
 
 
 def restore_joined(
     parts: tuple[DatasetHandle, ...], names: tuple[str, ...], plain: PlainColumns | None, dataset_id: bytes
 ) -> CombinedDataset:
-    """Return the data set of this process with that id, or else the pickled one."""
+    """Return the dataset of this process with that id, or else the pickled one."""
     return refs.get(dataset_id) or CombinedDataset(parts, names, plain, dataset_id)
 
 
@@ -348,7 +348,7 @@ def restore_lengths(dataset_id: bytes, packed: Packed) -> Any:
     return Lengths(*_find(dataset_id, packed)).resolve()
 
 
-# Layouts: the bytes of sealed files that hold the samples of a data set.
+# Layouts: the bytes of sealed files that hold the samples of a dataset.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`index_dataset`: one sealed file that lists the shards of a data set, so that opening it reads no shard."""
+"""`index_dataset`: one sealed file that lists the shards of a dataset, so that opening it reads no shard."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from fastrack.errors import FormatError
 
 @public
 def index_dataset(folder: PathLike, key: KeyLike | None = None) -> str:
-    """Write the index of a data set: a sealed file ``fastrack.index`` beside its shards.
+    """Write the index of a dataset: a sealed file ``fastrack.index`` beside its shards.
 
-    It lists the name, size, file id and number of rows of each shard. `SealedDataset` then opens a data set of any
+    It lists the name, size, file id and number of rows of each shard. `SealedDataset` then opens a dataset of any
     number of shards by reading this file, and each shard when its first sample is used. A shard is compared with the
-    index as it is opened, so that one that is missing, exchanged, older or of another data set is refused.
+    index as it is opened, so that one that is missing, swapped, older or of another dataset is refused.
 
     Write it again after shards were added: it takes the place of the earlier one in one step. Storage can bring back an
     older index with its shards, which are authentic too. Its file id, or an `Anchor` of a folder on this machine, says

@@ -55,7 +55,7 @@ def wrap(
     prefetch : int
         Number of batches that a thread keeps ready while the caller works on a batch; one more while the caller waits.
         With 0 there is no thread, and each batch is fetched and moved on request. So it is, too, with ``num_workers=0``
-        where code of yours makes the batches, which may draw random numbers: a transform, a data set, a function that
+        where code of yours makes the batches, which may draw random numbers: a transform, a dataset, a function that
         collates, a sampler, or a sampler's generator. They are drawn as without `wrap`.
     transform : callable, optional
         Function of a batch on the device that returns the batch to use. It is called in the thread that asks for the
@@ -133,8 +133,8 @@ def wrap(
 
 
 def _keys_of_data(loader: Any) -> KeyRing | None:
-    """Return the keys that the data set of a loader was made with, or None."""
-    module = sys.modules.get("fastrack._training.dataset")  # which takes torch; not imported, there is no such data set
+    """Return the keys that the dataset of a loader was made with, or None."""
+    module = sys.modules.get("fastrack._training.dataset")  # which needs torch; not imported, there is no such dataset
     data = loader
     while module is not None and data is not None:
         if isinstance(data, module.SealedDataset):
@@ -177,7 +177,7 @@ def _stream_of(loader: Any) -> Any:
 def _require_distributed(loader: Any) -> None:
     """Refuse a loader of torch that gives every process of a distributed run all of its samples.
 
-    Samplers of other packages, loaders prepared by Accelerate and iterable data sets distribute samples themselves.
+    Samplers of other packages, loaders prepared by Accelerate and iterable datasets distribute samples themselves.
     """
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -276,7 +276,7 @@ class WrappedLoader:
 
     @property
     def set_epoch(self) -> Callable[[int], None]:
-        """Function that calls every ``set_epoch`` of the loader, its samplers and its data set, each once."""
+        """Function that calls every ``set_epoch`` of the loader, its samplers and its dataset, each once."""
         batch_sampler = getattr(self._inner, "batch_sampler", None)
         parts = [self._inner, getattr(self._inner, "sampler", None), batch_sampler]
         parts += [getattr(batch_sampler, "sampler", None), getattr(self._inner, "dataset", None)]

@@ -17,7 +17,7 @@ Words = npt.NDArray[np.uint64]
 
 
 class Order:
-    """Order of the samples of an epoch, which depends on the sizes of the shards, seed, epoch and window alone.
+    """Order of the samples of an epoch, which depends only on the sizes of the shards, seed, epoch and window.
 
     The shards are permuted. Each `window` of them in a row is a window, whose samples are permuted among each other.
     Both permutations are part of what a saved state means: other ones need another name for their states.

@@ -1,4 +1,4 @@
-"""Columns of samples that the files of a data set store unencrypted."""
+"""Columns of samples that the files of a dataset store unencrypted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = int | Indices
 
 
 class PlainColumns:
-    """Columns that the files of a data set store unencrypted. Only a manifest authenticates them.
+    """Columns that the files of a dataset store unencrypted. Only a manifest authenticates them.
 
     After unpickling, the files are opened when they are first needed.
     """

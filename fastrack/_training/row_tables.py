@@ -1,4 +1,4 @@
-"""Samples of a data set as numbers in a table, for engines that move tables between processes and disks."""
+"""Samples of a dataset as numbers in a table, for engines that move tables between processes and disks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROW_BYTES: Final = 16  # of the two numbers of a sample
 
 @dataclass(frozen=True)
 class RowTable:
-    """The samples of a data set as rows of a table: the id of the data set, and the number of the sample."""
+    """The samples of a dataset as rows of a table: the id of the dataset, and the number of the sample."""
 
     data: SealedDataset
 
@@ -93,7 +93,7 @@ class RowTable:
 
 
 def make_table(dataset_id: int, start: int, stop: int) -> dict[str, Indices]:
-    """Return the columns of the samples from `start` to `stop` of a data set."""
+    """Return the columns of the samples from `start` to `stop` of a dataset."""
     return {DATASET: np.full(stop - start, dataset_id, np.int64), ROW: np.arange(start, stop)}
 
 

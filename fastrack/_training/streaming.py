@@ -43,9 +43,9 @@ class StreamingSealedDataset(_Base):
     """Stream of the batches of a `SealedDataset`, in one order for any number of ranks and workers.
 
     It is a `torch.utils.data.IterableDataset`, for a `DataLoader` with ``batch_size=None``. Each item is one rank's
-    part of a global batch, as `collate` makes it of the samples: nothing is opened, except by the data set's
-    ``transform=``. The sequence of global batches depends on the files, `seed`, epoch, `window` and `global_batch_size`
-    alone. Each epoch has each sample exactly once.
+    part of a global batch, as `collate` makes it of the samples: nothing is opened, except by the dataset's
+    ``transform=``. The sequence of global batches depends only on the files, `seed`, epoch, `window` and
+    `global_batch_size`. Each epoch has each sample exactly once.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class StreamingSealedDataset(_Base):
     seed : int
         With the epoch and `window`, it determines the order.
     shuffle : bool
-        With False, samples have the order of the data set.
+        With False, samples have the order of the dataset.
     window : int
         Number of files whose samples are mixed: files are shuffled, and samples within a window of so many files in a
         row. So a batch reads from the files of one window, of two at their border, or of all windows that it spans.
@@ -139,7 +139,7 @@ class StreamingSealedDataset(_Base):
             self._share = _number("rank=", rank, 0, _number("world_size=", world_size, 1) - 1), world_size
         # Epoch, and samples of it consumed before an iteration begins; shared, so that persistent workers see both.
         self._begin = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-        self._owner = os.getpid()  # which shares it with its workers alone; another rank has a position of its own
+        self._owner = os.getpid()  # which shares it only with its workers; another rank has a position of its own
         # What a process has of them from when it was started: others may be set until its first iteration begins.
         self._first = [0, 0]
         self._resumed: tuple[int, int, int] | None = None  # in a worker: what torchdata gave it to continue

@@ -147,7 +147,7 @@ class ArrowCells:
         of, null = {"int": (pa.int64(), 0), "float": (pa.float64(), np.nan), "bool": (pa.bool_(), False)}[kind]
         try:
             values = pa.compute.if_else(there, self.cells, None).cast(of).fill_null(null)
-        except pa.ArrowInvalid:  # a number as Python alone reads it
+        except pa.ArrowInvalid:  # a number as only Python reads it
             return TextCells(self.texts()).numbers(kind)
         return values.to_numpy(zero_copy_only=False), there.to_numpy(zero_copy_only=False)
 

@@ -43,7 +43,7 @@ class PreemptionNotice:
         Seconds from the notice to the end of the machine. Spot machines of AWS have 120, of Google Cloud and Azure 30;
         pods of Kubernetes have 30.
     signals : sequence of signal.Signals
-        Signals that are a notice; SIGTERM by default. With ``()`` the file alone is one, in any thread.
+        Signals that are a notice; SIGTERM by default. With ``()`` only the file is one, in any thread.
 
     Raises
     ------
@@ -92,7 +92,7 @@ class PreemptionNotice:
         self._deadline = deadline
         self._previous: dict[int, Any] = dict.fromkeys(signals)
         self._process = 0  # that entered it
-        # Monotonic times. Handlers alone write the first: one that came between a look and a store would be lost else.
+        # Monotonic times. Only handlers write the first: one that came between a look and a store would be lost else.
         self._signalled = self._told = math.inf
         self._came: list[int] = []  # signals, for the handlers that were there
         self._looked = self._decided = -math.inf  # monotonic times: of the file, and of an answer
@@ -143,7 +143,7 @@ class PreemptionNotice:
         """Return True once a notice has come: to this process, or to any rank of a group.
 
         With a group this is a collective, which all ranks call at the same step, and all get the same answer: a notice
-        may reach one rank alone, and others would wait for it. After the first True no further message is sent.
+        may reach only one rank, and others would wait for it. After the first True no further message is sent.
 
         Parameters
         ----------
@@ -406,7 +406,7 @@ def _least(seconds: float, group: Any) -> float:
     import torch.distributed as dist
 
     reduced = getattr(group, "_reduced", None)  # of a sealed group
-    # Not in host memory where the backend sends from GPUs alone.
+    # Not in host memory where the backend sends only from GPUs.
     device = "cuda" if reduced is None and "nccl" in str(dist.get_backend(group)) else "cpu"
     tensor = torch.tensor([seconds], dtype=torch.float64, device=device)
     if reduced is not None:  # of a kind of its own: no rank takes an all-reduce of the program for an answer
