@@ -64,7 +64,7 @@ def described_files(folder: Location, key: Key) -> set[str]:
 
 def require_checkpoint(folder: Location, key: Key, names: Collection[str]) -> None:
     """Refuse to have saved a checkpoint that lost files. `names` are its own; another save may have replaced it."""
-    with suppress(OSError, FastrackError):  # credentials may allow to write alone
+    with suppress(OSError, FastrackError):  # credentials may allow only to write
         names = described_files(folder, key)
     require_files(folder, names)
 

@@ -1,4 +1,4 @@
-"""KV caches whose blocks cannot be exchanged: sealed blocks for vLLM, LMCache and SGLang.
+"""KV caches whose blocks cannot be swapped: sealed blocks for vLLM, LMCache and SGLang.
 
 Servers swap blocks of their KV caches to host memory, disks and shared stores, and take what comes back for what they
 stored. Here each block is a message that opens as the block of its tokens, model, layout, rank and tenant, and as

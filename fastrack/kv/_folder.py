@@ -42,7 +42,7 @@ class BlockFolder:
     Parameters
     ----------
     path : path
-        The folder, which is made if it is missing, for this user alone.
+        The folder, which is made if it is missing, only for this user.
     key : KeyLike, optional
         As for `BlockSealer`.
     threads : int, optional

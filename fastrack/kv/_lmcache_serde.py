@@ -19,7 +19,7 @@ SERDE = "fastrack"
 
 
 class SealedBlocks(Serializer, Deserializer):
-    """Serializer and deserializer: of one key and one edition of weights."""
+    """Serializer and deserializer: of one key and one version of weights."""
 
     def __init__(self, sealer: BlockSealer, edition: str) -> None:
         self.sealer, self._edition = sealer, edition

@@ -28,12 +28,12 @@ _NO_SALT: Final = bytes(SALT_SIZE)  # of names, which are equal for equal blocks
 
 
 class BlockContext(NamedTuple):
-    """Identity of a block of a KV cache. It is authenticated: a block opens in the place that it was sealed for alone.
+    """Identity of a block of a KV cache. It is authenticated: a block opens only in the place that it was sealed for.
 
     Attributes
     ----------
     model : str
-        Model and edition of its weights. Blocks of other weights under the same name are blocks of another model.
+        Model and version of its weights. Blocks of other weights under the same name are blocks of another model.
     layout : str
         Whatever else decides what the bytes mean: dtype, shape, order, size of a block, groups of layers.
     ranks : str
@@ -77,11 +77,11 @@ class BlockSealer:
     """Seal and open blocks of KV caches, of one key. A block that does not open is a miss, and is counted.
 
     Each block is a message of its own, with a key that is derived from a fresh salt and from its `BlockContext`. So
-    blocks may be stored, exchanged, lost or guessed in any order: none opens in the place of another one, in another
+    blocks may be stored, swapped, lost or guessed in any order: none opens in the place of another one, in another
     layout, for another tenant or another model, or cut. No call raises for what a store returns.
 
     A block of the same context that was sealed earlier opens too: it has the keys and values of the same tokens. Where
-    weights change under one name, the edition in `BlockContext.model` has to change.
+    weights change under one name, the version in `BlockContext.model` has to change.
 
     Parameters
     ----------

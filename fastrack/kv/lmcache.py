@@ -36,7 +36,7 @@ class SealedAdapter(L2AdapterInterface):
     ----------
     params : dict
         ``adapter_params``: ``folder``; ``keys``, a key file or a provider, by default ``FASTRACK_KEY_FILE``;
-        ``edition``, the edition of the weights, which has to change where they change under one name; ``workers``,
+        ``edition``, the version of the weights, which has to change where they change under one name; ``workers``,
         threads that work on tasks, 2 by default.
     l1_memory_desc : object
         Not used.
@@ -61,7 +61,7 @@ class SealedAdapter(L2AdapterInterface):
         self._lock = per_process(self, "_lock", threading.Lock)
         self._last_task = 0
         self._results: dict[int, Any] = {}
-        self._layouts: dict[tuple[str, int, int], set[str]] = defaultdict(set)  # `delete` is told keys alone
+        self._layouts: dict[tuple[str, int, int], set[str]] = defaultdict(set)  # `delete` is told only keys
         self._notifiers = [create_event_notifier() for _ in range(3)]
         workers = int(settings.get("workers", 2))
         self._pool = per_process(self, "_pool", partial(ThreadPoolExecutor, workers, "fastrack-kv"))

@@ -51,7 +51,7 @@ class SealedHiCache(HiCacheStorage):
         names = [f"{kind}_{part}" for kind in kinds for part in ("rank", "size")]
         self._ranks = encode({name: getattr(storage_config, name) for name in names}).decode()
         self._order = [storage_config.is_page_first_layout, storage_config.should_split_heads]
-        self._layouts: set[str] = set()  # of the pages that were seen, as `exists` is told keys alone
+        self._layouts: set[str] = set()  # of the pages that were seen, as `exists` is told only keys
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         """Keep the pool of pages in host memory."""

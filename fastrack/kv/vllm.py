@@ -44,7 +44,7 @@ class SealedConnector(KVConnectorBase_V1):
 
     Settings in ``kv_connector_extra_config``: ``folder``; ``keys``, a key file or a provider, by default
     ``FASTRACK_KEY_FILE``; ``edition``, which has to change where the weights do under one name. The folder of a model
-    that ``load_format="fastrack"`` opened is an edition by itself.
+    that ``load_format="fastrack"`` opened is a version by itself.
 
     A block that does not open is computed anew, for which ``kv_load_failure_policy`` must be ``"recompute"``. Servers
     find each other's blocks if they have the same ``PYTHONHASHSEED``, as vLLM hashes tokens with it.

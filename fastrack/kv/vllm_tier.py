@@ -41,7 +41,7 @@ class SealedTier(SecondaryTierManager):
     keys : str, optional
         A key file or a provider, by default ``FASTRACK_KEY_FILE``.
     edition : str
-        The edition of the weights, which has to change where these do under one name.
+        The version of the weights, which has to change where these do under one name.
     workers : int
         Threads that work on jobs.
 

@@ -1,7 +1,7 @@
-"""Sealed data sets in Ray Data and Ray Train: rows travel as numbers, and are opened in the training worker.
+"""Sealed datasets in Ray Data and Ray Train: rows travel as numbers, and are opened in the training worker.
 
 Ray moves tables through its object store, and spills them to disk. The tables of a `SealedDatasource` hold no data: a
-row has the id of its data set, and its number. Shuffling, splitting and limiting move these numbers, and
+row has the id of its dataset, and its number. Shuffling, splitting and limiting move these numbers, and
 `SealedCollateFn` opens the rows of a batch in the process that uses them, from the sealed files, with its own keys.
 Neither keys nor plaintext nor ciphertext are in Ray's object store or in its spill folder.
 

@@ -75,7 +75,7 @@ class SealedCollateFn(NumpyBatchCollateFn):  # type: ignore[misc]  # of untyped 
     Parameters
     ----------
     data : SealedDataset
-        The samples that the rows were read from, or a data set of the same files that was made in another process.
+        The samples that the rows were read from, or a dataset of the same files that was made in another process.
     device : str or torch.device, optional
         As for `to_device`. By default the device that Ray Train assigned to the worker, and "cpu" elsewhere.
     keys : KeySource, optional
@@ -106,7 +106,7 @@ class SealedCollateFn(NumpyBatchCollateFn):  # type: ignore[misc]  # of untyped 
         self._ring: KeyRing | None = None
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return the batch with the columns of the data set in place of its numbers, as tensors of torch."""
+        """Return the batch with the columns of the dataset in place of its numbers, as tensors of torch."""
         if self._ring is None:
             ring = KeyRing.resolve(self._keys)
             self._samples = self._samples.with_lengths(ring)

@@ -46,7 +46,7 @@ class Folder:
         return entry_of(self.manifest)
 
     def check(self, path: Path | None = None) -> None:
-        """Compare all bytes of the model, or of a copy of it, with the manifest. It takes no key.
+        """Compare all bytes of the model, or of a copy of it, with the manifest. It needs no key.
 
         An owner accepts a receipt for good when the next visit begins: the model of that receipt has to be there.
         """

@@ -80,7 +80,7 @@ class RemoteDesk:
         ------
         RollbackError, GrantError, AttestationError, SignatureError, FormatError, AuthenticationError
             As the desk raised it, with its message. An `AttestationError` has the evidence, the field and the value
-            found; what the desk expects is in its log alone.
+            found; what the desk expects is only in its log.
         ConnectionError, TimeoutError
             If the desk cannot be reached, fails, or takes too long.
         """
@@ -150,7 +150,7 @@ def serve(
     ca : path-like
         A file of certificates in PEM. A visitor must have a certificate that one of them issued.
     insecure_loopback : bool
-        With true, serve without TLS, on a loopback address alone, such as behind a proxy that ends TLS.
+        With true, serve without TLS, only on a loopback address, such as behind a proxy that ends TLS.
     rate : float
         Requests a minute that an address may send. A visit needs two of its owner and three of its holder.
     burst : int

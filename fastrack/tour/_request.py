@@ -7,7 +7,7 @@ public key that it made to sign with. Evidence answers the challenge that is der
     nonce   = SHA-256("fastrack/visit@1" || 0 || request)
     expires = the earlier end
 
-Each of the two derives it anew, so that no member can be exchanged under the evidence. A device is asked once.
+Each of the two derives it anew, so that no member can be swapped under the evidence. A device is asked once.
 """
 
 from __future__ import annotations

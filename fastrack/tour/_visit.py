@@ -58,8 +58,8 @@ def visit(
 ) -> Chain:
     """Make the next visit of a tour: train the model of a folder on one holder's data, and write it to another folder.
 
-    The machine proves what it is, to the owner of the model and to the holder. Both grant their keys to this process
-    alone. The model and all state that `train` returns are sealed under a fresh key. Whatever fails, the buffer with
+    The machine proves what it is, to the owner of the model and to the holder. Both grant their keys only to this
+    process. The model and all state that `train` returns are sealed under a fresh key. Whatever fails, the buffer with
     the holder's data is scrubbed, the keys are wiped, `folder` stays as it is, and `out` is whole or absent: the model
     before can begin the visit again.
 

@@ -60,7 +60,7 @@ def from_pretrained(
     Raises
     ------
     ValueError
-        If an argument would load another source, or write weights to a disk in plain, or `cls` is a class of PEFT:
+        If an argument would load another source, or write unencrypted weights to a disk, or `cls` is a class of PEFT:
         `fastrack.mount_folder` serves these.
     AuthenticationError
         If a file or a chunk was altered. `RollbackError` if a file is missing, or of another seal.
@@ -158,7 +158,7 @@ def load_adapter(
 
 @contextlib.contextmanager
 def _naming(folder: SealedFolder, mount: Mount) -> Iterator[None]:
-    """Name the sealed folder in errors of a library, which knows the private folder alone."""
+    """Name the sealed folder in errors of a library, which knows only the private folder."""
     try:
         yield
     except Exception as error:

@@ -45,7 +45,7 @@ class Changed:
 
 @contextlib.contextmanager
 def taking_changed(folder: str | os.PathLike[str] | None) -> Iterator[Changed | None]:
-    """Yield what takes the weights that transformers would write to a folder in plain, which is made if it is missing.
+    """Yield what takes the weights that transformers would write unencrypted to a folder, which is made if missing.
 
     Its own folder in that is what transformers has to be given. Without a folder, yield None.
     """

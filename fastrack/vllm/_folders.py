@@ -26,6 +26,6 @@ def authenticate(folder: SealedFolder) -> None:
 
 
 def digest_of(folder: SealedFolder) -> str:
-    """Return the SHA-256 of all files but the sealed ones: weights of another edition fit a model with equal files."""
+    """Return the SHA-256 of all files but the sealed ones: weights of another version fit a model with equal files."""
     listed = {name: entry.members() for name, entry in folder.files.items() if isinstance(entry, PlainEntry)}
     return hashlib.sha256(encode(listed)).hexdigest()

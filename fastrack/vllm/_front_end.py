@@ -28,7 +28,7 @@ def install() -> None:
     from fastrack.vllm._loader import SealedModelLoader
 
     # `create_engine_config` looks into config.json for a speculator, whose model it then takes, before all else; others
-    # call `create_model_config` alone.
+    # call only `create_model_config`.
     originals = {method: getattr(EngineArgs, method) for method in ("create_engine_config", "create_model_config")}
     for method, original in originals.items():
         if not hasattr(original, "fastrack_original"):

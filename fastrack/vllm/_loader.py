@@ -46,7 +46,7 @@ class SealedModelLoader(BaseModelLoader):
             )
 
     def get_all_weights(self, model_config: ModelConfig, model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-        """Yield weights by name. vLLM calls it for another edition of the weights, too: ``reload_weights``.
+        """Yield weights by name. vLLM calls it for another version of the weights, too: ``reload_weights``.
 
         Each opens where vLLM copies it to, of a rank only the rows that it takes, and else where it is first used.
         """
