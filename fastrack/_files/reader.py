@@ -53,7 +53,7 @@ class Pins(Protocol):
 class SealedFile(Mapping[str, SealedTensor]):
     """Lazy mapping of names to the sealed tensors of a file. `load_file` makes it.
 
-    Unencrypted tensors are in `plain` alone, so that none can take the place of a sealed one. A tensor that was taken
+    Unencrypted tensors are only in `plain`, so that none can take the place of a sealed one. A tensor that was taken
     out stays usable after `close`, as does the memory map under it.
 
     Attributes

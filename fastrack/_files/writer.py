@@ -234,7 +234,7 @@ def write_sealed(
     largest = max((tensors[name].nbytes for name in contexts if name not in sealers), default=0)
     # One buffer for all messages: fresh memory costs more than AES.
     memory = arrays.empty_bytes(ciphertext_size(min(SLAB, largest)))
-    is_open = not sealed_entries or kind == "index" or ABOUT in tensors  # any reader may count and copy a data set
+    is_open = not sealed_entries or kind == "index" or ABOUT in tensors  # any reader may count and copy a dataset
     header = encode_header(entries, {**metadata, **fields}, guarded=not is_open)
     size = len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())
     with open_target(target, size, overwrite=overwrite) as out:

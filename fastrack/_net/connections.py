@@ -176,7 +176,7 @@ class _Bounded(io.RawIOBase):
 
 
 class _Pool:
-    """Connections that are not in use, which belong to this process alone."""
+    """Connections that are not in use, which belong only to this process."""
 
     def __init__(self) -> None:
         self._idle: dict[tuple[str, str], list[Connection]] = {}

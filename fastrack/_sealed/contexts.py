@@ -87,7 +87,7 @@ class MessageContext(NamedTuple):
 
 
 def require_name(name: object) -> None:
-    """Raise TypeError if the name of a tensor is no text, for example where arguments were exchanged."""
+    """Raise TypeError if the name of a tensor is no text, for example where arguments were swapped."""
     if not isinstance(name, str):
         raise TypeError(f"name of a tensor: expected text, got {shown(name, 200)}. Pass a str, after the key")
 

@@ -23,7 +23,7 @@ _MAX_DIMENSIONS = 64
 _MAX_ELEMENTS = 2**56  # without empty dimensions: more than a message holds, and within the limits of frameworks
 
 ABOUT = "fastrack.about"
-"""Name of the sealed tensor of a shard of a data set that says its place there. No column: it counts no samples."""
+"""Name of the sealed tensor of a shard of a dataset that says its place there. No column: it counts no samples."""
 
 # An entry of no bytes beside sealed tensors. Other readers of safetensors do not know its dtype: they refuse the file,
 # and print the dtype. Without it they would read vectors of bytes, which some loaders replace by random weights.

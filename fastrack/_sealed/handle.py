@@ -34,7 +34,7 @@ class Handle:
     __slots__ = ()
 
     _own_keys: KeyRing | None = None
-    """Keys that the data set of the handle was given in this process, for calls without `keys`."""
+    """Keys that the dataset of the handle was given in this process, for calls without `keys`."""
 
     @property
     def shape(self) -> tuple[int, ...]:

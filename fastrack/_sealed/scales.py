@@ -85,7 +85,7 @@ def _block(shape: tuple[int, ...], scale_shape: tuple[int, ...]) -> tuple[int, i
     height, *_ = shape[-2:-1] or (1,)
     tall, *_ = scale_shape[-2:-1] or (1,)
     tall = _extent(height, tall)
-    # A block has rows of one matrix alone.
+    # A block has rows of only one matrix.
     if shape[:-2] != scale_shape[:-2] or (height % tall and len(shape) > 2):
         raise FormatError(f"expected scales for each matrix of {list(shape)!s:.80}, got {list(scale_shape)!s:.80}")
     return tall, _extent(columns, scale_shape[-1])

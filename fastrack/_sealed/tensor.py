@@ -227,7 +227,7 @@ class SealedTensor(Handle):
             error.args = (f"{self.path}: {error}",)
 
     def to_bytes(self) -> bytes:
-        """Return a sealed safetensors file that holds this tensor alone. This takes no key.
+        """Return a sealed safetensors file that holds only this tensor. This needs no key.
 
         Returns
         -------
@@ -400,7 +400,7 @@ class SealedRows(Handle):
     def check_contexts(self, keys: KeyRing) -> None:
         """Authenticate the shapes of further tensors that determine the selection of rows.
 
-        An altered file of a data set could otherwise drop or renumber the samples of other files.
+        An altered file of a dataset could otherwise drop or renumber the samples of other files.
         """
 
     def __repr__(self) -> str:

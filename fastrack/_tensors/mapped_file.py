@@ -1,4 +1,4 @@
-"""Map files without keeping a descriptor, so that a data set may have more files than a process may open."""
+"""Map files without keeping a descriptor, so that a dataset may have more files than a process may open."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def to_device(
     """Move tensors to a device, sealed on the way.
 
     A sealed tensor is sent as its owner sealed it, and is authenticated and decrypted on the device, chunk by chunk and
-    in parallel. A plain tensor is sealed once, in parallel, under a key of this transfer alone.
+    in parallel. A plain tensor is sealed once, in parallel, under a key of only this transfer.
 
     Parameters
     ----------

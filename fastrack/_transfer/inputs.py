@@ -237,7 +237,7 @@ def _holds_handles(value: object, levels: int) -> bool:
 
 
 def _rings_of(tensors: Sequence[Any], keys: KeySource | None) -> list[KeyRing | None]:
-    """Return the ring of each sealed tensor: of the call, else of its data set, else the default."""
+    """Return the ring of each sealed tensor: of the call, else of its dataset, else the default."""
     if keys is not None:
         return [KeyRing.resolve(keys)] * len(tensors)
     rings: list[KeyRing | None] = [None] * len(tensors)

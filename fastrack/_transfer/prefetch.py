@@ -21,7 +21,7 @@ _AHEAD = 64 << 20  # bytes that are open and not taken, but for one tensor of an
 class TensorMeta(NamedTuple):
     """Header entry of a tensor, by the names of safetensors.
 
-    `data_offsets` are those that it would have in a file of the same tensors in plain, in the order of this file.
+    `data_offsets` are those that it would have in a plain file of the same tensors, in the order of this file.
     """
 
     dtype: str

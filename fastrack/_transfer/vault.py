@@ -96,7 +96,7 @@ class Vault:
 
     Each tensor is sealed on its device when it is put, under a key of its own, and opened there when it is got back. So
     tensors may wait in any number and be got in any order, by any thread. What was altered in between does not open,
-    and neither does what waited in the same place before, or another tensor. The keys are in this process alone, and
+    and neither does what waited in the same place before, or another tensor. The keys are only in this process, and
     end with it.
 
     Places are made once and used again. Tensors that are got back to "cpu" are in such memory as well, which is used
@@ -239,7 +239,7 @@ class Vault:
         Raises
         ------
         AuthenticationError
-            If what waited was altered, lost or exchanged. Nothing of it was handed out, and `out` holds zeros.
+            If what waited was altered, lost or swapped. Nothing of it was handed out, and `out` holds zeros.
         ClosedError
             If the vault was closed, or the ticket was dropped.
         ValueError

@@ -25,7 +25,7 @@ from fastrack.errors import ClosedError
 
 _DESCRIPTORS = "/proc/self/fd"
 _HAS_DESCRIPTORS = Path(_DESCRIPTORS).is_dir()
-_HELD = re.compile(rf"{_DESCRIPTORS}/\d+(/.*)?", re.DOTALL)  # an open folder, which the kernel alone resolves
+_HELD = re.compile(rf"{_DESCRIPTORS}/\d+(/.*)?", re.DOTALL)  # an open folder, which only the kernel resolves
 _UNNAMED: int = getattr(os, "O_TMPFILE", 0) if _HAS_DESCRIPTORS else 0
 _MAX_LINKS = 40
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE

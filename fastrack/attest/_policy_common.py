@@ -208,7 +208,7 @@ def require_lines(table: Table, lines: Mapping[str, str]) -> None:
 
 
 def _find_like(name: str, keys: Iterable[str]) -> str | None:
-    """Return the key that is a name misspelt, if one is. Keys that differ in their number alone are other keys."""
+    """Return the key that is a name misspelt, if one is. Keys that differ only in their number are other keys."""
     shapes = {key: key.lower() for key in keys}
     likeness = {
         key: SequenceMatcher(None, name, shape).ratio()

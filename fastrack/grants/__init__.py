@@ -1,4 +1,4 @@
-"""Grants: one key for a data set, wrapped for many, and signed by its owner.
+"""Grants: one key for a dataset, wrapped for many, and signed by its owner.
 
 An owner issues a grants file for sealed data. Each entry holds the key, encrypted to the public key of a recipient or
 to a passphrase. The signed file names the end of the grant and the sealed files that the key may open. Adding or

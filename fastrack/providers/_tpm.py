@@ -24,7 +24,7 @@ _BAD_PASSWORD = (0xA2, 0x8E)  # TPM_RC_BAD_AUTH, TPM_RC_AUTH_FAIL; an owner's co
 
 
 class Tpm(KeyWrapper):
-    """A TPM 2.0, by the client tpm2-pytss. The key opens on this TPM alone, optionally in a certain state only.
+    """A TPM 2.0, with the client tpm2-pytss. The key opens only on this TPM, and on request only in a certain state.
 
     The key is a sealed object below a storage key of the owner hierarchy, which the TPM derives again each time (ECC
     P-256, with an empty owner password). It travels between process and TPM encrypted to the storage key. A cleared or

@@ -1,6 +1,6 @@
 """The commands of the messages of a call: they open, gather or seal slabs, and download the verdict.
 
-Events alone order the work on the device. Opening messages takes these steps::
+Only events order the work on the device. Opening messages takes these steps::
 
     the caller's stream    started ─┐                                   ┌─ continues
     kernels of its lane             └──────┬ open 0   ┬ open 1   verdict ── finished

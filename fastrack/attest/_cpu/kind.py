@@ -65,7 +65,7 @@ class CpuKind(Generic[E, V, P]):
     collect: Callable[[bytes, bytes], E]
     """Make evidence of the report that the kernel gave, and of what the host handed out with it, which may be empty."""
     report_data: Callable[[E], bytes]
-    """Return the 64 bytes that the guest chose, of evidence that is parsed alone."""
+    """Return the 64 bytes that the guest chose, of evidence that is only parsed."""
     bare: Callable[[E], E]
     """Leave out the machine's collateral, of which an owner with their own takes nothing."""
     complete: Callable[[E, TdxCollateral | Path], E]
@@ -79,7 +79,7 @@ class CpuKind(Generic[E, V, P]):
     draft: Callable[[V], Iterable[Line]]
     """Draft the section of a policy that accepts what was verified, and nothing else."""
     draft_claims: Callable[[E], Iterable[Line]]
-    """Draft what evidence claims that is parsed alone."""
+    """Draft what evidence claims that is only parsed."""
     describe: Callable[[V], dict[str, object]]
     """Return the main claims as text and numbers, none of which is a secret."""
     flag: str = ""

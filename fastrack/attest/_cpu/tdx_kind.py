@@ -50,7 +50,7 @@ CCEL = "/sys/firmware/acpi/tables/data/CCEL"  # where Linux has the event log
 _COLLATERAL_AGE = timedelta(days=30)  # the time for which Intel issues a TCB info
 _EVALUATION_NUMBER = 17  # what Intel answered with in May 2025, and has followed by higher ones since
 _DEBUG_BITS, _SEPT_VE_DISABLE, _MIGRATABLE = 0xFF, 1 << 28, 1 << 29  # of TDATTRIBUTES
-_NEWER = {  # by the parts of the TCB: what it takes where one is out of date or revoked
+_NEWER = {  # by the parts of the TCB: what is needed where one is out of date or revoked
     "platform": "a newer BIOS with its microcode on the host",
     "module": "a newer TDX module on the host",
     "quoting_enclave": "a newer quoting enclave on the host",

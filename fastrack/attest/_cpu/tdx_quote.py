@@ -144,7 +144,7 @@ def parse_tdx_quote(data: bytes) -> TdxQuote:
         raise malformed(EVIDENCE, "version", 0, wanted="4 or 5", found=version)
     cursor.expect(_ECDSA_P256.to_bytes(2, "little"), "type of the attestation key")
     cursor.expect(_TDX.to_bytes(4, "little"), "TEE type")
-    cursor.take(4, "reserved")  # signed; security versions in some editions of the layout
+    cursor.take(4, "reserved")  # signed; security versions in some versions of the layout
     cursor.expect(_INTEL_VENDOR, "QE vendor")
     user_data = cursor.take(20, "user data")
     body_type = _read_body_type(cursor) if version == 5 else _TD_1_0

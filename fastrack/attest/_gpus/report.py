@@ -31,7 +31,7 @@ class OpaqueField(IntEnum):
     label: str
 
     def __new__(cls, number: int, label: str) -> Self:
-        """Make a member whose value is the number alone."""
+        """Make a member whose value is only the number."""
         member = int.__new__(cls, number)
         member._value_ = number
         member.label = label
