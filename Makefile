@@ -86,7 +86,7 @@ fresh:  ## clone the last commit, and run `make demo` and `make test` there as o
 			env -i PATH="$$PATH" HOME=$$folder/home LANG=C.UTF-8 $(FRESH) make --no-print-directory -C $$folder/fastrack $$target && \
 			echo "make fresh: make $$target took $$(($$(date +%s) - start)) s" || exit; done
 
-# Compiled functions are not counted: coverage sees Python alone.
+# Compiled functions are not counted: coverage sees only Python.
 coverage: $(STAMP) $(NATIVE)  ## run all tests, and print the branch coverage of fastrack; some minutes
 	rm -f .coverage .coverage.*
 	$(BIN)/coverage run -m pytest $(PARALLEL)
@@ -345,7 +345,7 @@ lock: $(STAMP)  ## write the versions and hashes of all packages, after a change
 	$(LOCK) --no-deps tests/peers/packages.in --output-file tests/peers/packages.txt
 	$(LOCK) --no-deps tests/peers/sdists.in --output-file tests/peers/sdists.txt
 
-# Each is built twice, in folders with different names and rights: of the commit, and of the source archive alone. The wheel
+# Each is built twice, in folders with different names and rights: of the commit, and of only the source archive. The wheel
 # for this machine is then installed beside nothing but what it needs, which is listed with versions and licences.
 WHEELS := x86_64 aarch64 pure
 PACKAGES := $(WHEELS) bench

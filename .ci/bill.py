@@ -4,7 +4,7 @@ That is the compiled code of the wheels, and fastrack-bench, which is released w
 
 The code is the output of compilers. No code of a C library or of zig is linked. LLVM's licence asks for no notice in
 what LLVM compiles. Some functions of numba are inlined in the code, and numba's licence asks for its notice:
-LICENSE-numba. The kernels for GPUs are fastrack's own code alone, as NVRTC compiles it.
+LICENSE-numba. The kernels for GPUs are only fastrack's own code, as NVRTC compiles it.
 """
 
 from __future__ import annotations

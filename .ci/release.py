@@ -122,7 +122,7 @@ def check_tag(project: Project, tag: str, branch: str, days: float = 1) -> None:
     check_signed_text(tag, commits[0])
     check_date(tag, days)
     git("merge-base", "--is-ancestor", "HEAD", branch, otherwise=f"the commit is not of {branch}. Merge it first")
-    # Of the branch, not of the tag: who can push a tag alone cannot name a key of their own.
+    # Of the branch, not of the tag: who can push only a tag cannot name a key of their own.
     signers = git("show", f"{branch}:{SIGNERS}", otherwise=f"{branch} has no {SIGNERS}, so no key may sign a release")
     with NamedTemporaryFile("w", encoding="utf-8") as file:
         file.write(signers + "\n")

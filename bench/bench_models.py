@@ -1,4 +1,4 @@
-"""Weights into a module, from a warm cache: 1 GiB of bfloat16 in 32 tensors, sealed and in plain.
+"""Weights into a module, from a warm cache: 1 GiB of bfloat16 in 32 tensors, sealed and unencrypted.
 
 `safetensors.torch.load_file` alone maps the file and reads nothing, except with `backend="pread"`. So the time until
 the weights are in the module is compared. Fresh memory costs more than everything else, and more the longer ago memory

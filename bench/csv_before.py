@@ -137,7 +137,7 @@ def _require_names(header: list[str], path: Path) -> None:
 
 
 def _batches_of(reader: Any, width: int, path: Path) -> Iterator[Rows]:
-    """Return batches of rows, each of as many cells as the header. Empty lines may be at the end alone."""
+    """Return batches of rows, each of as many cells as the header. Empty lines may be only at the end."""
     count, at_end = 64, False
     while True:
         try:

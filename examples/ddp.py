@@ -33,7 +33,7 @@ def main() -> int:
     if "RANK" not in os.environ:
         return start(options.processes)
 
-    dist.init_process_group("gloo")  # for the path below alone
+    dist.init_process_group("gloo")  # only for the path below
     with tempfile.TemporaryDirectory() as folder:
         place: list[str | None] = [prepare(Path(folder)) if dist.get_rank() == 0 else None]
         dist.broadcast_object_list(place)  # each process reads the key from its file

@@ -3,7 +3,7 @@
     python examples/text.py
     python examples/text.py --epochs 20
 
-The lines are those of the descriptions of data sets that scikit-learn ships; the label of a line is the file that it is
+The lines are those of the descriptions of datasets that scikit-learn ships; the label of a line is the file that it is
 from. The same training on the plain lines must have the same losses, bit for bit.
 """
 
@@ -65,7 +65,7 @@ def list_files() -> list[Path]:
 
 
 def plain_batch(lines: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Make a batch as a sealed data set does: records padded with zeros, and their lengths."""
+    """Make a batch as a sealed dataset does: records padded with zeros, and their lengths."""
     texts = [torch.tensor(list(line["text"].encode()), dtype=torch.uint8) for line in lines]
     lengths = torch.tensor([len(text) for text in texts])
     padded = nn.utils.rnn.pad_sequence(texts, batch_first=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 SHARE = 0.2
 _PACKAGE = Path("fastrack") / "__init__.py"
-# Public names alone, so that no change inside of the package breaks it.
+# Only public names, so that no change inside of the package breaks it.
 _PLANT = f"""
 
 def _slowed(run):

@@ -54,7 +54,7 @@ def _request(model: Any, inputs: dict[str, Any]) -> Callable[[], Any]:
     model.eval()
     inputs.pop("labels", None)
     if "input_ids" in inputs:
-        inputs["logits_to_keep"] = 1  # the scores of the last token alone
+        inputs["logits_to_keep"] = 1  # the scores of only the last token
 
     def run() -> Any:
         with torch.inference_mode():

@@ -2,7 +2,7 @@
 
 Features: FORMAT.md of cryptotensors (chunks of 2 MiB with counted nonces and their tags in a header that an Ed25519 key
 signs; data keys wrapped with AES-GCM, which commits to no key), and slices like safetensors. Tried: a header
-with another name, dtype or shape and a file with two chunks exchanged are refused. Every run
+with another name, dtype or shape and a file with two chunks swapped are refused. Every run
 shows its memory when it seals: all of the file.
 """
 

@@ -1,7 +1,7 @@
 """litdata with its Fernet encryption.
 
 Features: litdata's page "Encrypt data" and litdata/utilities/encryption.py: a Fernet token for each sample or chunk.
-Fernet is AES-128-CBC and HMAC-SHA256 under two halves of a key. Tried: with two tokens of a chunk exchanged, the
+Fernet is AES-128-CBC and HMAC-SHA256 under two halves of a key. Tried: with two tokens of a chunk swapped, the
 samples come in the other order and nothing is noticed.
 """
 

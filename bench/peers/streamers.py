@@ -1,8 +1,8 @@
 """Readers of plain safetensors that are made for speed: Run:ai's model streamer, and obstore.
 
 Features: those of plain safetensors. Run:ai's documentation of SafetensorsStreamer (several threads read a file into
-memory of its own, and tensors are taken from there); obstore's of `get`. The `prefetch` of safetensors 0.9 is for CUDA
-alone: on "cpu" it is refused (tried).
+memory of its own, and tensors are taken from there); obstore's of `get`. The `prefetch` of safetensors 0.9 is only for
+CUDA: on "cpu" it is refused (tried).
 """
 
 from pathlib import Path

@@ -3,7 +3,7 @@
 Features: docs/encryption.md of tensorizer: chunks of up to 2 MiB in XSalsa20-Poly1305, authenticated one by one, which
 "does not protect against reordering or truncation of chunks", with metadata "neither encrypted nor authenticated".
 Poly1305 commits to no key. Tensors can be had one by one (lazy_load). libsodium decrypts in host memory. Tried: two
-tensors whose names are exchanged open as each other.
+tensors whose names are swapped open as each other.
 """
 
 from bench.peers.peer import Features, Peer, as_torch

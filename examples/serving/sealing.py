@@ -3,7 +3,7 @@
 A request is three parts, one after the other::
 
     head      label, machine, edition, request, time: 64 bytes that anyone can read
-    key       a key of the client for this request alone, encrypted by HPKE to the machine; its info is the head
+    key       a key of the client for only this request, encrypted by HPKE to the machine; its info is the head
     tokens    a sealed tensor under that key, named "request": tokens, or the bytes of a text
 
 The answer is a sealed tensor under the same key, whose name says what it answers. So the head is authenticated with the

@@ -68,7 +68,7 @@ class Replays:
 
 
 class Counters:
-    """Numbers of all processes: a row for each worker and one for the supervisor, each written by its process alone."""
+    """Numbers of all processes: a row for each worker and one for the supervisor, each written only by its process."""
 
     _NAMES = (
         "answered",

@@ -3,7 +3,7 @@
 The supervisor has one thread, no plaintext and no key of the owner, so that it can fork at any time. A loader, which is
 forked for each model, opens it into a memory file and ends. The supervisor then makes that file unchangeable and sends
 its descriptor to the workers, who map it. So there is one copy of the weights, which goes with the last worker that
-maps it; a worker never sees a model of which anything was refused; and the owner's key is in the loader alone.
+maps it; a worker never sees a model of which anything was refused; and the owner's key is only in the loader.
 """
 
 import fcntl

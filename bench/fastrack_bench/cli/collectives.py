@@ -79,7 +79,7 @@ def bench_collectives(
 
 
 def show_times(rows: "Sequence[Collective]", console: Console) -> None:
-    """Print a table for each number of ranks with the times alone, and notes below."""
+    """Print a table for each number of ranks with only the times, and notes below."""
     for ranks, of_ranks in groupby(rows, key=lambda row: row.ranks):
         console.print(f"{ranks} ranks\n", style="bold")
         table = new_table("way", "ms", "÷ gloo", right=("ms", "÷ gloo"))

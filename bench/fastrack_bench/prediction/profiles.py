@@ -193,7 +193,7 @@ def _points(document: Mapping[str, Any], threads: int) -> Iterator[tuple[Stage, 
     for row in _rows(document, "rows"):
         path = row.get("path")
         if isinstance(path, str) and path in _PATHS and _number(member(document, "repeat"), "repeat") >= MIN_RUNS:
-            # These tables have the median alone.
+            # These tables have only the median.
             point = Point(_size(member(row, "size")), (_seconds(member(row, "seconds")),), is_summary=True)
             yield Stage(_PATHS[path], threads), point
 

@@ -33,7 +33,7 @@ class Metric(NamedTuple):
 
 
 def run(stage):
-    from bench.gpu.decide import kernel, read_rows  # late: NumPy is missed by the stage alone
+    from bench.gpu.decide import kernel, read_rows  # late: only the stage misses NumPy
     from bench.gpu.stages.variants import TREE
 
     def action(name, report):
