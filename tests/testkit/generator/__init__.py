@@ -1,1 +1,1 @@
-"""Make the cases of the test kit from the page of the formats alone."""
+"""Make the cases of the test kit from only the page of the formats."""

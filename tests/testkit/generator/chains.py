@@ -140,7 +140,7 @@ def _signature(members: Envelope) -> bytes:
 
 
 def lines(made: Cases) -> None:
-    """Add chains whose lines are missing, exchanged or too many."""
+    """Add chains whose lines are missing, swapped or too many."""
     whole = Tour(complete=True).lines()
     plan, first, second, completion = whole
     for name, chain in {

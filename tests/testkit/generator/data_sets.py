@@ -1,4 +1,4 @@
-"""Cases of data sets: section "Shards of data sets" of the page."""
+"""Cases of datasets: section "Shards of data sets" of the page."""
 
 import json
 import struct
@@ -22,13 +22,13 @@ RULES = {
     ),
     "names": (SECTION, "Shards are named by their numbers, without a gap."),
     "about": (SECTION, "`fastrack.about` is a JSON object with its members."),
-    "data-set": (SECTION, "All shards have the same data set."),
+    "data-set": (SECTION, "All shards have the same dataset."),
     "previous": (SECTION, "A shard follows that of `previous`."),
     "first": (SECTION, "`first` is the number of samples before, and `samples` that of the shard's own."),
     "run": (SECTION, "`run` is that of the shard before, or the shard's `first`."),
     "types": (SECTION, "`types` has the columns of the shard."),
     "before": (SECTION, "Shards without `fastrack.about` come first, and `before` counts their samples."),
-    "complete": (SECTION, "A data set whose last shard is not complete lacks shards, or was interrupted."),
+    "complete": (SECTION, "A dataset whose last shard is not complete lacks shards, or was interrupted."),
     "authentic": ("the-message", "Each message is authentic, under the key and file id of its shard."),
     "kind": ("what-a-reader-must-check", "A shard is a file of the kind `tensor`."),
 }
@@ -37,19 +37,19 @@ Edit = Callable[["Shard"], object]
 
 
 def opens(made: Cases, name: str, rule: str, data_set: list[Shard]) -> None:
-    """Add a data set that opens."""
+    """Add a dataset that opens."""
     lines, data = joined(files(data_set))
     made.opens(name, rule, data, result(data_set), [("key", KEY.hex()), *lines])
 
 
 def fails(made: Cases, name: str, rule: str, expect: str, there: dict[str, bytes]) -> None:
-    """Add a data set that is refused."""
+    """Add a dataset that is refused."""
     lines, data = joined(there)
     made.fails(name, rule, expect, data, [("key", KEY.hex()), *lines])
 
 
 def cases() -> Cases:
-    """Return the cases of data sets."""
+    """Return the cases of datasets."""
     made = Cases("data-set", RULES)
     for add in (successes, abouts, places, columns, first_versions, refused):
         add(made)
@@ -57,7 +57,7 @@ def cases() -> Cases:
 
 
 def successes(made: Cases) -> None:
-    """Add data sets that open."""
+    """Add datasets that open."""
     opens(made, "two-shards", "columns", shards())
     opens(made, "one-shard", "columns", shards((5,)))
     opens(made, "five-shards", "names", shards((1, 1, 1, 1, 1)))
@@ -104,7 +104,7 @@ def successes(made: Cases) -> None:
 
 
 def edited(made: Cases, name: str, rule: str, edit: Edit, number: int = 1, expect: str = "format") -> None:
-    """Add a data set of which one shard was edited."""
+    """Add a dataset of which one shard was edited."""
     data_set = shards()
     edit(data_set[number])
     fails(made, name, rule, expect, files(data_set))
@@ -165,7 +165,7 @@ def abouts(made: Cases) -> None:
 
 
 def places(made: Cases) -> None:
-    """Add shards that are missing, exchanged, repeated or of another data set."""
+    """Add shards that are missing, swapped, repeated or of another dataset."""
     there = files(shards((2, 1, 1, 1)))
     names = list(there)
     for name, order in {
@@ -281,7 +281,7 @@ def _retyped(file: Draft, dtype: str, matrix: bool) -> None:
 
 
 def _plain(name: str) -> Callable[[Draft], object]:
-    """Return an edit that stores a tensor in plain."""
+    """Return an edit that stores a tensor unencrypted."""
 
     def edit(file: Draft) -> None:
         one = next(one for one in file.sealed if one.name == name)
@@ -292,7 +292,7 @@ def _plain(name: str) -> Callable[[Draft], object]:
 
 
 def first_versions(made: Cases) -> None:
-    """Add data sets that version 0.1 began."""
+    """Add datasets that version 0.1 began."""
     begun = shards()
     begun[0].bare = True
     begun[1].about.update(before=3, previous="", run=3)

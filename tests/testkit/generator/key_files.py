@@ -8,7 +8,7 @@ from generator.parts.pairs import OWNER, OWNER_ML, RECIPIENT, RECIPIENT_P384, SI
 KEY_RULES = {
     "lines": ("key-files", "A key file has two lines of ASCII, of which the last newline may be missing."),
     "id": ("key-files", "The id is the key's, or the file is damaged."),
-    "zeros": ("key-files", "A key of zeros alone is none: a wiped one leaves them."),
+    "zeros": ("key-files", "A key of only zeros is none: a wiped one leaves them."),
     "bits": ("key-files", "A key has 256 or 128 bits, as many as its first line says."),
 }
 
@@ -124,7 +124,7 @@ def secrets() -> Cases:
 
 
 class Known(Pair):
-    """Hold a public key alone, in the place of the secret."""
+    """Hold only a public key, in the place of the secret."""
 
     @property
     def public(self) -> bytes:  # type: ignore[override]

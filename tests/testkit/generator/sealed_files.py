@@ -189,7 +189,7 @@ def entries(made: Cases) -> None:
 
 
 def data_set_index() -> Draft:
-    """Return the index of a data set of one file, in a form of zlib that every version writes."""
+    """Return the index of a dataset of one file, in a form of zlib that every version writes."""
     one = draft(tensor("a"))
     members: dict[str, object] = {"format": 1, "tensors": [["a", "U8", []]], "names": ["a.safetensors"]}
     members |= {"sizes": [len(one.write())], "files": FILE, "rows": [[20]]}

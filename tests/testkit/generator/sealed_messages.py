@@ -25,13 +25,13 @@ RULES = {
     "salt": ("the-message", "The salt is part of what keys are derived from."),
     "commitment": ("keys", "The commitment is compared, and nothing is opened if it differs."),
     "tag": ("the-message", "The tag of every chunk holds before anything of it is handed out."),
-    "order": ("the-message", "A chunk opens at its own place alone, by the number in its nonce."),
+    "order": ("the-message", "A chunk opens only at its own place, by the number in its nonce."),
     "nonce": ("the-message", "The number of a chunk is exclusive-ored with the base nonce in its last 38 bits."),
     "key-size": ("keys", "A key of 16 bytes means AES-128-GCM, and one of 32 AES-256-GCM."),
     "key-id": ("the-file", "A reader selects the key by the key id, and refuses a file whose key it does not have."),
     "context": ("context", "The context has dtype, file, name and shape in canonical form."),
     "dtype": ("context", "The dtype is one of the table, and the tensor has whole bytes."),
-    "plain": ("the-file", "A tensor that is not listed is in plain; without any entry nothing is sealed."),
+    "plain": ("the-file", "A tensor that is not listed is unencrypted; without any entry nothing is sealed."),
 }
 
 KEYS = [("key", KEY.hex()), ("as", "tensor")]
@@ -128,7 +128,7 @@ def chunk(data: bytes, number: int) -> slice:
 
 
 def swapped(data: bytes, one: int, other: int) -> bytes:
-    """Return a message with two whole chunks exchanged."""
+    """Return a message with two whole chunks swapped."""
     first, second = chunk(data, one), chunk(data, other)
     return data[: first.start] + data[second] + data[first.stop : second.start] + data[first] + data[second.stop :]
 

@@ -179,7 +179,7 @@ def special(made: Cases) -> None:
 
 
 def refused(made: Cases) -> None:
-    """Add values and scales that were altered or exchanged."""
+    """Add values and scales that were altered or swapped."""
     values = Tensor("w", "I8", [4, 64], EVERY)
     scales = Tensor("s", "F32", [4, 1], floats(1.0, 2.0, 3.0, 4.0))
     fields = [("key", KEY.hex()), ("tensor", '"w"')]

@@ -93,7 +93,7 @@ class Draft:
         self.stored[name] = Stored("U8", [len(message)], message)
 
     def context(self, name: str, /, **members: object) -> bytes:
-        """Return the context of a tensor, with some of its members exchanged."""
+        """Return the context of a tensor, with some of its members swapped."""
         entry = {member: value for member, value in self.entries[name].items() if member != "binding"}
         return context_of(self.purpose, {"file": self.file, "name": name} | entry | members)
 

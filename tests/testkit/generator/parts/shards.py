@@ -1,4 +1,4 @@
-"""Shards of data sets that can still be edited: section "Shards of data sets" of the page."""
+"""Shards of datasets that can still be edited: section "Shards of data sets" of the page."""
 
 import json
 import struct
@@ -55,11 +55,11 @@ def bits(*values: bool, name: str = "label.valid") -> Tensor:
 
 
 COUNTS = (3, 2)
-"""The samples of the shards of the usual data set."""
+"""The samples of the shards of the usual dataset."""
 
 
 def shards(counts: tuple[int, ...] = COUNTS) -> list[Shard]:
-    """Return the shards of the usual data set."""
+    """Return the shards of the usual dataset."""
     made, first = [], 0
     for number, samples in enumerate(counts):
         about: dict[str, object] = {"version": 1, "data_set": draw("data set", 16).hex()}
@@ -84,7 +84,7 @@ def shard_id(number: int) -> str:
 
 
 def files(made: list[Shard]) -> dict[str, bytes]:
-    """Return the files of a data set."""
+    """Return the files of a dataset."""
     return {f"shard-{number:06}.safetensors": one.written() for number, one in enumerate(made)}
 
 
