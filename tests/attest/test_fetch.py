@@ -386,7 +386,7 @@ def test_a_chain_of_amd_is_kept_only_if_it_is_the_products(start, tmp_path):
     wrong = {
         "of another product": genoa.ask.pem + genoa.ark.pem,
         "not issued by the root": genoa.ask.pem + milan.ark.pem,
-        "the root alone": milan.ark.pem,
+        "only the root": milan.ark.pem,
     }
     for name, chain in wrong.items():
         service.answers[AMD + "cert_chain"] = [(200, {}, chain)]

@@ -99,8 +99,8 @@ def wrong_manifests():
     halves = [[resource(n, [foundry.MEASUREMENTS[n]])] for n in (0, 7)]  # which match, without an index in common
     return {
         "none": [],
-        "the driver's alone": [driver],
-        "the VBIOS's alone": [vbios],
+        "only the driver's": [driver],
+        "only the VBIOS's": [vbios],
         "the driver's twice": [driver, driver],
         "the driver's in two parts": [foundry.rim(half) for half in halves],
         "the VBIOS's in two parts": [foundry.rim(half, version=foundry.VBIOS_TEXT) for half in halves],

@@ -474,7 +474,7 @@ def test_a_policy_is_read_from_a_file(tmp_path):
 # What a policy that says too little has to add, by the sections of such policies.
 TOO_LAX = {
     "no line of TDX": ("[cpu.tdx]", {"mrtd", "rtmr1", "rtmr2"}),
-    "TDX by its firmware alone": (f"[cpu.tdx]\nmrtd = ['{GOOD}']", {"rtmr1", "rtmr2"}),
+    "TDX by only its firmware": (f"[cpu.tdx]\nmrtd = ['{GOOD}']", {"rtmr1", "rtmr2"}),
     "TDX without its command line": (f"[cpu.tdx]\nmrtd = 'any'\nrtmr1 = ['{'61' * 48}']", {"rtmr2"}),
     "no line of SNP": ("[cpu.snp]", {"measurement", "min_tcb"}),
     "SNP on any platform": (f"[cpu.snp]\nmeasurement = ['{GOOD}']", {"min_tcb"}),

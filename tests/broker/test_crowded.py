@@ -246,7 +246,7 @@ def test_addresses_have_a_share_of_a_quota():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system takes root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_a_full_disk_grants_nothing_and_loses_nothing(start, tmp_path):
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "none", tmp_path], check=False).returncode:
         pytest.skip("mounting a file system is not allowed here")

@@ -106,7 +106,7 @@ def test_a_wrong_client_is_refused(start):
         server.post("/v1/challenges")
     entry = read_log(server.folder / "broker.db")[-1]
     assert (entry.event, entry.details["field"]) == ("refused", "number of GPUs")
-    assert "gpu.count" in entry.details["wanted"]  # which the owner alone is told
+    assert "gpu.count" in entry.details["wanted"]  # which only the owner is told
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""From nothing to a released key: collateral is fetched, a policy drafted, a key granted, by commands alone."""
+"""From nothing to a released key: collateral is fetched, a policy drafted, a key granted, with only commands."""
 
 import threading
 import tomllib

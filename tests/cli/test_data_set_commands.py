@@ -1,4 +1,4 @@
-"""A data set, which `import` wrote, is one thing to every command, and comes out again."""
+"""A dataset, which `import` wrote, is one thing to every command, and comes out again."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ from fastrack import DatasetWriter, Key, SealedDataset, save_file
 
 @pytest.fixture
 def data(key, folder):  # noqa: ARG001 - makes the key
-    """A data set of three shards, of 30 samples."""
+    """A dataset of three shards, of 30 samples."""
     with DatasetWriter("data", Key.load("owner.key"), shard_size=200) as writer:
         for index in range(30):
             writer.write({"text": f"line {index}", "label": index % 3})

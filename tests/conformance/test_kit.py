@@ -1,4 +1,4 @@
-"""fastrack, and two readers that were written after docs/format.md alone, read every case of the test kit alike."""
+"""fastrack, and two readers that were written after only docs/format.md, read every case of the test kit alike."""
 
 from functools import lru_cache
 

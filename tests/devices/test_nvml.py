@@ -149,7 +149,7 @@ def tree(tmp_path):
         (1, "56-111,168-223", (1, True)),
         (1, "200", (1, True)),
         (0, "0-55,112-167", (0, False)),
-        (2, "", (2, False)),  # a node of memory alone
+        (2, "", (2, False)),  # a node of only memory
         (1, "none", (None, None)),
     ],
 )

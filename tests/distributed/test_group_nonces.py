@@ -92,7 +92,7 @@ def test_no_key_and_nonce_are_used_twice_in_a_hundred_thousand_messages(recorder
 
 
 def in_child(steps):
-    """Train in a forked child, with groups of its own, and return what was recorded there alone."""
+    """Train in a forked child, with groups of its own, and return only what was recorded there."""
     recorder = Recorder()
     with pytest.MonkeyPatch.context() as patch:
         recorder.install(patch)

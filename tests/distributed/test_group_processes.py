@@ -38,7 +38,7 @@ def train(module, rank, steps):
 
 
 def added_in_rank_order(_, bucket):
-    """Average in plain what a sealed group averages, in the same order."""
+    """Average without sealing what a sealed group averages, in the same order."""
     buffer = bucket.buffer().mul_(1 / dist.get_world_size())
     parts = [torch.empty_like(buffer) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, buffer)

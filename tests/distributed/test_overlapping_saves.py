@@ -151,7 +151,7 @@ def test_a_checkpoint_that_lost_a_file_after_it_was_described_is_not_reported_as
 
 
 def test_a_folder_that_cannot_be_listed_is_written_to(monkeypatch):
-    """Credentials may allow to write objects alone."""
+    """Credentials may allow only to write objects."""
 
     def refuse(operation):
         if operation == "find":

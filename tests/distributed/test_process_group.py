@@ -277,7 +277,7 @@ def test_the_sealed_group_is_asked_for_all_that_plain_training_asks_of_its_own(t
 def test_no_value_of_training_is_on_the_network(training):
     _, sent = training
     if sent is None:
-        pytest.skip("packets can be seen by root alone")
+        pytest.skip("only root can see packets")
     for bits, is_seen in ((PLAIN_BITS, True), (SEALED_BITS, False)):
         for needle in needles_of(bits):
             assert any(needle in packet for packet in sent) == is_seen, (bits, needle[:4])

@@ -83,7 +83,7 @@ def compare_with_plain_run(trainer, folder, mode):
         pytest.skip(f"needs {trainer.partition('_')[0]}")
     plain, needles, writes = run_traced(trainer, folder / "plain", "plain")
     kinds = {"weight", "optimizer"} | ({"rng"} if trainer in WITH_RANDOM_STATES else set())
-    for kind in kinds:  # a search that misses them in plain shows nothing
+    for kind in kinds:  # a search that misses them where they are unencrypted shows nothing
         assert len(writes.found(needles[kind])) >= 0.95 * len(set(needles[kind])) > 0, kind
     sealed, needles, writes = run_traced(trainer, folder / mode, mode)
     warned = [result.pop("warned") for result in sealed]

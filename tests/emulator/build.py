@@ -47,7 +47,7 @@ def _build(name, units, commands):
         return library
     folder.mkdir(parents=True, exist_ok=True)
     made = folder / f"{name}.{os.getpid()}"
-    objects = [folder / f"{made.name}.{number}.o" for number in range(len(commands) - 1)]  # of this process alone
+    objects = [folder / f"{made.name}.{number}.o" for number in range(len(commands) - 1)]  # of only this process
     try:
         for command, target in zip(commands, objects, strict=False):
             _compile(*command, "-o", target)

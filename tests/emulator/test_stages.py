@@ -1,4 +1,4 @@
-"""The stages of `make gpu` run through on the emulator from the kit alone, without a network."""
+"""The stages of `make gpu` run through on the emulator from only the kit, without a network."""
 
 import json
 import os

@@ -39,7 +39,7 @@ def same_every_time():
 
 @cache
 def rsa_key():
-    """Make an RSA key that is the same in every run, which pyca alone does not."""
+    """Make an RSA key that is the same in every run, which pyca by itself does not."""
     chance, exponent = Random(2), 65537
     p, q = (next(filter(is_prime, count(chance.getrandbits(1024) | 3 << 1022 | 1, 2))) for _ in range(2))
     d = pow(exponent, -1, (p - 1) * (q - 1))

@@ -1,6 +1,6 @@
 """Fuzzes one target until its time is over, in a process of its own: ``python -m fuzz.one NAME FOLDER SECONDS``.
 
-With a fourth argument, the path of an input, runs that one alone: how a crash is looked at again.
+With a fourth argument, the path of an input, runs only that one: how a crash is looked at again.
 """
 
 import hashlib

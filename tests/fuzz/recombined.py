@@ -81,7 +81,7 @@ class Recombined:
     def run(self, data):
         self._path.write_bytes(data)
         file = attempt(lambda: fastrack.load_file(self._path), FormatError)
-        who = "the other reader alone" if file is None else "fastrack alone"
+        who = "only the other reader" if file is None else "only fastrack"
         require(is_taken_by_format(data) == (file is not None), f"{who} takes the file for one of the format")
         if file is not None:
             with file:
@@ -94,7 +94,7 @@ class Recombined:
         found = None if array is None else (file[name].dtype, array.shape, array.tobytes())
         require(found is None or found in self._sealed[file.file_id, name], f"{name!r} opened to what nobody sealed")
         expected = read_by_format(self._path, name)
-        who = "fastrack alone" if expected is None else "the other reader alone" if found is None else "each"
+        who = "only fastrack" if expected is None else "only the other reader" if found is None else "each"
         require(found == expected, f"the two readers differ on {name!r}, which {who} opened")
 
 

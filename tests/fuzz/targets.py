@@ -60,7 +60,7 @@ TENSORS = {
     "label": np.arange(7, dtype=np.int64),
     "scale": np.array(0.25),
     "none": np.empty((3, 0), np.int16),
-    "open": np.arange(20, dtype=np.uint8),  # stored in plain
+    "open": np.arange(20, dtype=np.uint8),  # stored unencrypted
 }
 QUANTISED = {"w": np.arange(12, dtype=np.int8).reshape(3, 4), "s": np.ones((3, 1), np.float32)}
 SMALL = {"x": np.arange(3, dtype=np.float16)}
@@ -430,7 +430,7 @@ def _array_of(framework, array):
     return array if framework == "numpy" else __import__("torch").from_numpy(array)
 
 
-# Data sets.
+# Datasets.
 
 
 class DataSets:

@@ -1,4 +1,4 @@
-"""The plaintext of the golden files: functions of names, dtypes and shapes alone, in which fastrack has no part.
+"""The plaintext of the golden files: functions of only names, dtypes and shapes, in which fastrack has no part.
 
 README.md describes them. What stands here is fixed for ever, as the files are: add to it, but change nothing.
 """
@@ -29,7 +29,7 @@ def content(label, size):
 
 
 def tensor_bytes(name, dtype, shape):
-    """Return the plaintext of a tensor: any bits, which of floats may be NaN; of BOOL 0 and 1 alone."""
+    """Return the plaintext of a tensor: any bits, which of floats may be NaN; of BOOL only 0 and 1."""
     found = content(f"{name} {dtype} {list(shape)}", prod(shape) * BITS[dtype] // 8)
     return bytes(byte & 1 for byte in found) if dtype == "BOOL" else found
 
@@ -169,7 +169,7 @@ def run_state(torch):
     }
 
 
-# Data sets. A sample is what SealedDataset gives a transform: bytes of records of U8, and lists of all others.
+# Datasets. A sample is what SealedDataset gives a transform: bytes of records of U8, and lists of all others.
 
 COUNT = 12
 

@@ -17,7 +17,7 @@ from fastrack.errors import FastrackError
 
 
 def read_by_hand(path, secret):
-    """Open the sealed tensors of a file with safetensors and cryptography alone."""
+    """Open the sealed tensors of a file with only safetensors and cryptography."""
     file = by_hand.sealed.parse(path.read_bytes())
     opened = by_hand.sealed.open_all(file, [secret], file.kind)
     claims = {name: claim for name, (claim, _) in file.sealed.items()}

@@ -1,4 +1,4 @@
-"""Models, checkpoints and data sets of earlier versions open."""
+"""Models, checkpoints and datasets of earlier versions open."""
 
 import json
 
@@ -9,7 +9,7 @@ from golden_files import HERE, VERSIONS, opens, owner_key
 
 import fastrack
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* do not say their order:UserWarning")  # data sets of 0.1
+pytestmark = pytest.mark.filterwarnings("ignore:.* do not say their order:UserWarning")  # datasets of 0.1
 
 # Models and checkpoints.
 
@@ -87,7 +87,7 @@ def test_a_distributed_checkpoint_opens(golden):
     assert same(dict(sorted(state.items())), dict(sorted((wanted | contents.VALUES).items())))
 
 
-# Data sets.
+# Datasets.
 
 
 def samples(path, key, *arguments, **options):

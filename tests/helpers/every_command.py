@@ -76,7 +76,7 @@ READING = {
     "verify": f"verify sealed.safetensors folder {KEY}",  # an anchor is moved on by it, and has tests of its own
     "doctor": "doctor",
     "help": "help seal",
-    "warmup": "warmup",  # writes in the cache of CuPy alone
+    "warmup": "warmup",  # writes only in the cache of CuPy
     "attest show": "attest show offer",
     "attest verify": f"attest verify offer {OFFERED}",
     "broker log": "broker log --database broker.db",

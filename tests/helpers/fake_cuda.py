@@ -508,7 +508,7 @@ class _Bridge:
 
     @contextlib.contextmanager
     def kept(self, stream):
-        """Let copies of one stream alone cross, while a copy on it waits."""
+        """Let copies of only one stream cross, while a copy on it waits."""
         with self._changed:
             self._changed.wait_for(lambda: self._kept_for is None, _PATIENCE)
             self._kept_for = stream

@@ -35,7 +35,7 @@ class PtxLibrary:
 
 
 def _copy(address, array):
-    """Make a buffer at the address of an array. One that holds guard bytes alone was never written."""
+    """Make a buffer at the address of an array. One that holds only guard bytes was never written."""
     first = address % 16
     content = bytes(first) + array.tobytes()
     options = {"first": first, "writable": array.flags.writeable}

@@ -1,4 +1,4 @@
-"""Data sets and loaders for the tests of `fastrack.wrap`. Worker processes import this."""
+"""Datasets and loaders for the tests of `fastrack.wrap`. Worker processes import this."""
 
 import gc
 import os

@@ -1,6 +1,6 @@
 """Program that trains until a signal comes, or resumes: ``preempted_runs.py TRAINER FOLDER whole|cut|resume``.
 
-In a run that is cut, SIGTERM reaches the last rank alone, in the middle of the third of six steps. Each rank writes a
+In a run that is cut, SIGTERM reaches only the last rank, in the middle of the third of six steps. Each rank writes a
 digest of its weights, moments and random state, needles of them in hexadecimal, and the status with which it ended.
 """
 

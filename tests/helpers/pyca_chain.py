@@ -9,7 +9,7 @@ from fastrack.attest._formats import x509
 
 
 def verify_chain(certificates, *, now, **options):
-    """Verify the links of a chain by cryptography alone, and roots, times and constraints by both."""
+    """Verify the links of a chain with only cryptography, and roots, times and constraints by both."""
     with patch.object(x509, "_find_problem", lambda *_: None):
         chain = x509.verify_chain(certificates, now=now, **options)
     extensions = verification.ExtensionPolicy

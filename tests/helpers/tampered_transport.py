@@ -1,4 +1,4 @@
-"""Real connections between ranks on which one message arrives altered, again, elsewhere, exchanged or not at all.
+"""Real connections between ranks on which one message arrives altered, again, elsewhere, swapped or not at all.
 
 Messages keep their sizes: gloo ends a process that gets a longer one than it awaits.
 """
@@ -36,7 +36,7 @@ class TamperedTransport:
         if self._kind != "flip":
             if is_victim and self._kind != "repeat":
                 return Sent()
-            # It is repeated, or exchanged with the next message of its size: for its rank, or for another one.
+            # It is repeated, or swapped with the next message of its size: for its rank, or for another one.
             if is_victim or (target == at) == (self._kind == "misroute") or data.numel() != held.numel():
                 return self._inner.send(data, target)
         self._held = None

@@ -104,7 +104,7 @@ def transformers(folder, resume, **options):
 
 
 def let_accelerate_shard_on_cpus():
-    """Have Accelerate take processes on CPUs for such as have a GPU each: it knows FSDP of those alone."""
+    """Have Accelerate take processes on CPUs for such as have a GPU each: it knows FSDP of only those."""
     from accelerate.state import DistributedType, PartialState
 
     init = PartialState.__init__

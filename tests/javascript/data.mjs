@@ -1,4 +1,4 @@
-// Shards of data sets.
+// Shards of datasets.
 import { big, check, hash, hex, join, same, utf8 } from "./bytes.mjs";
 import * as json from "./json.mjs";
 import { byteSize, openFile } from "./sealed.mjs";
@@ -87,10 +87,10 @@ function checkPlace({ about, samples }, shards, count) {
   check(about.before === known, "format", "shards before that are not the described ones");
   check(about.run === about.first || about.run === before?.run, "format", "a shard of no run");
   check(about.previous === (before?.shard ?? ""), "format", "a shard that does not follow");
-  check(!before || about.data_set === before.data_set, "format", "a shard of another data set");
+  check(!before || about.data_set === before.data_set, "format", "a shard of another dataset");
 }
 
-/** A data set, from a `Map` of the names of its shards to their bytes: samples, columns, and whether it is complete. */
+/** A dataset, from a `Map` of the names of its shards to their bytes: samples, columns, and whether it is complete. */
 export async function readDataSet(files, keys) {
   const shards = [];
   let count = 0;

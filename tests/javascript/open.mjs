@@ -18,7 +18,7 @@ try {
     const { sealed, plain } = await openFile(bytes, [key], "tensor");
     for (const [name, { dtype, shape, data }] of sealed)
       console.log(`${quoted(name)} ${dtype} [${shape}] sealed, sha256 ${await sha256(data)}`);
-    for (const [name, { dtype, shape }] of plain) console.log(`${quoted(name)} ${dtype} [${shape}] in plain, not authentic`);
+    for (const [name, { dtype, shape }] of plain) console.log(`${quoted(name)} ${dtype} [${shape}] unencrypted, not authentic`);
   } else {
     const file = readSealed(bytes);
     check(file.kind === "tensor" && file.sealed.has(values.tensor), "format", "expected a sealed tensor of this name");

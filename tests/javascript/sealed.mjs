@@ -127,7 +127,7 @@ export async function keyOf(file, keys) {
 export async function openFile(bytes, keys, kind) {
   const file = readSealed(bytes);
   check(file.kind === kind || (file.kind === "plain" && kind === "tensor"), "format", `expected the kind ${kind}, got ${file.kind}`);
-  check(kind !== "checkpoint" || file.plain.size === 0, "format", "expected no tensor of a checkpoint in plain");
+  check(kind !== "checkpoint" || file.plain.size === 0, "format", "expected no unencrypted tensor of a checkpoint");
   if (file.sealed.size === 0) return file; // to which no key belongs
   const key = await keyOf(file, keys);
   for (const claim of file.sealed.values()) claim.data = await openTensor(file, claim, key);

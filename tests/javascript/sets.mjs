@@ -120,14 +120,14 @@ export async function openFolder(files, keys) {
   check(files.has("fastrack.folder"), "rollback", "there is no index");
   const index = await openFile(files.get("fastrack.folder"), keys, "folder");
   for (const tensor of index.sealed.values()) U8(tensor);
-  check(index.plain.size === 0, "format", "expected no tensor of the index in plain");
+  check(index.plain.size === 0, "format", "expected no unencrypted tensor of the index");
   check(index.sealed.has("files"), "format", "expected a tensor files in the index");
   const list = json.object({ format: json.exactly(1), files: entries })(json.parseCanonical(index.sealed.get("files").data)).files;
   for (const name of index.sealed.keys())
     check(name === "files" || (name.startsWith("header/") && list.get(name.slice(7))?.sealed), "format", `${name}: a tensor of no file`);
   const opened = new Map();
   for (const [name, entry] of list) {
-    check(!entry.plain?.size, "format", `${name}: expected no tensor in plain`);
+    check(!entry.plain?.size, "format", `${name}: expected no unencrypted tensor`);
     const file = await compare(name, files.get(name), entry);
     check(!file || file.key === index.key, "format", `${name}: expected the key of the index`);
     const header = index.sealed.get(`header/${name}`);

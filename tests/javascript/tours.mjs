@@ -65,7 +65,7 @@ async function readReceipt(bytes, owner, { plan, visits, head, model: before }) 
   expected(delegation.attempt <= plan.attempts && delegation.expires <= plan.expires, "an attempt that the plan allows");
   expected(receipt.code === plan.code, "the code of the plan");
   expected(receipt.after !== null && receipt.after[0] === before[0] + 1, "the next version of the model");
-  expected(receipt.files.every((file) => consent.files.includes(file)), "files of the consent alone");
+  expected(receipt.files.every((file) => consent.files.includes(file)), "only files of the consent");
   const end = delegation.expires < consent.expires ? delegation.expires : consent.expires;
   expected(receipt.ended <= end, "an end in time");
   return { plan, visits: visits + 1, head: receipt.digest, model: receipt.after };

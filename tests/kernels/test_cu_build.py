@@ -154,7 +154,7 @@ def test_the_sizes_are_plain_numbers_and_the_shared_memory_fits_a_multiprocessor
 
 
 def test_what_runs_on_the_host_is_all_there_is():
-    # Neither system headers nor code for the device alone, which these tests could not see, but for the two halves of
+    # Neither system headers nor code only for the device, which these tests could not see, but for the two halves of
     # one instruction, which have twins, and the choice among three ways of using it, all of which the tests run.
     for path in FOLDER.glob("*.cu*"):
         for name in re.findall(r"^\s*#\s*include\s*(.*)$", path.read_text(), re.MULTILINE):

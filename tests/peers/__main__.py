@@ -124,7 +124,7 @@ def start(suite, mode, work, results):
     plugins = ["no:cacheprovider", "pytest_timeout", "peers.recorder"]
     if mode == "fastrack" and "stand_in" in suite:
         plugins.append(f"peers.stand_ins.{suite['stand_in']}")
-    names = work / "names"  # of the checkout's folders these two alone, as others are named like packages
+    names = work / "names"  # of the checkout's folders only these two, as others are named like packages
     names.mkdir(exist_ok=True)
     for target in (HERE, ROOT / "fastrack"):
         if not (names / target.name).exists():

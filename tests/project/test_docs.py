@@ -183,7 +183,7 @@ def test_the_api_page_has_the_public_names_and_no_others():
             described -= {"AttestationError", *fnmatch.filter(package.__all__, "*_ROOTS")}
         assert sorted(named) == sorted(described), package
     of_ray = find(r"^\.\. auto\w+:: fastrack\.ray\.(\w+)$", "docs/api.md")
-    assert f"__all__ = {json.dumps(sorted(of_ray))}" in read("fastrack/ray/__init__.py")  # whose import takes Ray
+    assert f"__all__ = {json.dumps(sorted(of_ray))}" in read("fastrack/ray/__init__.py")  # whose import needs Ray
 
 
 @pytest.mark.repository

@@ -60,7 +60,7 @@ def before_the_start():
 
 
 def headed(descr, shape):
-    """An .npy file and an .npz file of a header alone."""
+    """An .npy file and an .npz file of only a header."""
     one = io.BytesIO()
     np.lib.format.write_array_header_1_0(one, {"descr": descr, "fortran_order": False, "shape": shape})
     return {"npy": one.getvalue(), "npz": archive(content=one.getvalue())}

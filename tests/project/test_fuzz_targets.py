@@ -116,11 +116,11 @@ def test_the_file_target_tells_of_a_claim_that_is_not_bound(monkeypatch):
         # Every commitment is taken for good: messages open under names, types and shapes that they do not have.
         ("commitment", "nobody sealed|the two readers differ"),
         # The last of two members is taken, as Python does it.
-        ("twice", "fastrack alone takes the file"),
+        ("twice", "only fastrack takes the file"),
         # A header is refused that has the form of the page.
-        ("header", "the other reader alone takes the file"),
+        ("header", "only the other reader takes the file"),
         # A sound file is refused.
-        ("refused", "the other reader alone"),
+        ("refused", "only the other reader"),
     ],
 )
 def test_the_target_of_recombined_files_tells_of_a_fault(monkeypatch, fault, told):

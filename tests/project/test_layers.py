@@ -72,7 +72,7 @@ def test_the_package_has_few_files_and_its_packages():
 
 
 def needs_of(folder):
-    """Return the modules that each module names: imported late, for types alone, and by texts too."""
+    """Return the modules that each module names: imported late, only for types, and by texts too."""
     tops = "fastrack", "fastrack_bench"
     paths = {
         path.relative_to(folder).with_suffix("").parts: path for top in tops for path in (folder / top).rglob("*.py")

@@ -435,7 +435,7 @@ CASES = {
         saved({"x": TABLE, "p": BYTES}, plain=["p"]), plain_columns=["p"]
     ),
     "SealedDataset: a folder without its second shard": lambda: SealedDataset(samples(1, 2, without=1), keys=KEY),
-    "SealedDataset.windows: plain columns alone": lambda: SealedDataset(
+    "SealedDataset.windows: only plain columns": lambda: SealedDataset(
         saved({"x": TABLE, "p": TABLE}, plain=["p"]), plain_columns=["p"]
     ).windows("p", 1),
     "DatasetWriter: another key": lambda: fastrack.DatasetWriter(samples(1), OTHER),

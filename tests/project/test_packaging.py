@@ -170,7 +170,7 @@ OF_OTHERS = {
     "https://arxiv.org/abs/2410.15240": "the paper",
     "https://c2sp.org/chunked-encryption": "the format of messages",
     "https://github.com/safetensors/safetensors": "the format of files",
-    "https://pytorch.org/get-started/locally/": "where to get torch for CPUs alone",
+    "https://pytorch.org/get-started/locally/": "where to get torch only for CPUs",
 }
 OUR_OWN = re.compile(
     r"https://(github\.com/fastrack-io/fastrack|fastrack-io\.github\.io/fastrack/|pypi\.org/project/fastrack-(io|testkit)/)"

@@ -88,7 +88,7 @@ def errors(request, tmp_path_factory):
     (folder / "readme.py").write_text("".join(blocks) + MORE)
     (folder / "typo.py").write_text("import fastrack\n\nx = fastrack.nonexistent\nfastrack.save_flie\n" + WRONG)
     command = [sys.executable, "-m", request.param, *CHECKERS[request.param], *map(str, sorted(folder.iterdir()))]
-    # Errors of these files alone: the package is checked by `make check`, with settings of its own.
+    # Only errors of these files: the package is checked by `make check`, with settings of its own.
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode in {0, 1}, done.stdout + done.stderr
     lines = done.stdout.splitlines()

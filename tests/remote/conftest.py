@@ -26,7 +26,7 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def _empty_store():
     yield
-    module = sys.modules.get("helpers.object_store")  # which takes fsspec
+    module = sys.modules.get("helpers.object_store")  # which needs fsspec
     if module is not None:
         module.ObjectStore.clear()
 

@@ -1,4 +1,4 @@
-"""Folders and data sets, written to a store: there when they are whole, and resumed after an interruption."""
+"""Folders and datasets, written to a store: there when they are whole, and resumed after an interruption."""
 
 import json
 

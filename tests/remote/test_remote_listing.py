@@ -1,4 +1,4 @@
-"""Data sets by a folder of a store or a pattern: which files they are, in which order, and what is refused."""
+"""Datasets by a folder of a store or a pattern: which files they are, in which order, and what is refused."""
 
 import shutil
 import uuid

@@ -1,4 +1,4 @@
-"""Data sets written to a store: shards are there when they are whole, and a run goes on after any end."""
+"""Datasets written to a store: shards are there when they are whole, and a run goes on after any end."""
 
 import shlex
 

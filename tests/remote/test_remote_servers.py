@@ -1,4 +1,4 @@
-"""Data sets on real servers: S3 of moto and of OpenStack Swift, Azurite, an emulator of Google's store, nginx."""
+"""Datasets on real servers: S3 of moto and of OpenStack Swift, Azurite, an emulator of Google's store, nginx."""
 
 import logging
 import os

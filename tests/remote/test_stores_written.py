@@ -48,7 +48,7 @@ def names(url):
 
 
 def parts(url):
-    """Return the uploads that have not ended, which S3 alone keeps."""
+    """Return the uploads that have not ended, which only S3 keeps."""
     store, path = fsspec.core.url_to_fs(url)
     name, _, prefix = path.partition("/")
     found = store.call_s3("list_multipart_uploads", Bucket=name, Prefix=prefix) if url.startswith("s3:") else {}
@@ -102,7 +102,7 @@ def test_what_is_written_to_a_store_is_read_from_it(url, key, tmp_path):
 
 def test_a_version_of_an_object_is_read_by_its_url(url, key):
     if not url.startswith("s3:"):
-        pytest.skip("S3 alone has versions")
+        pytest.skip("only S3 has versions")
     store, path = fsspec.core.url_to_fs(f"{url}/x")
     name, _, object_key = path.partition("/")
     store.call_s3("put_bucket_versioning", Bucket=name, VersioningConfiguration={"Status": "Enabled"})
@@ -140,7 +140,7 @@ def test_an_object_that_appears_meanwhile_is_not_replaced(url, key, tmp_path):
 def test_a_request_that_is_repeated_after_its_answer_was_lost_does_not_fail(url, key, monkeypatch, tmp_path):
     """Of one part, and of three, which S3 completes in a request of their own."""
     if not url.startswith("s3:"):
-        pytest.skip("of s3fs alone the requests are repeated here")
+        pytest.skip("only requests of s3fs are repeated here")
     store, _ = fsspec.core.url_to_fs(url)
     ask, repeated = type(store).call_s3, []
 
@@ -276,7 +276,7 @@ def fail_to_save(url, value):
 
 def test_processes_save_together_and_another_number_loads(url):
     if url.startswith("gs:"):
-        pytest.skip("the emulator is configured in this process alone")
+        pytest.skip("the emulator is configured only in this process")
     run_ranks((2, save_shared, url, 1), (3, load_shared, url, 1), (2, fail_to_save, url, 2), (2, load_shared, url, 1))
     assert len(names(url)) > 2  # of the process whose upload succeeded
     run_ranks((3, save_shared, url, 3), (2, load_shared, url, 3))

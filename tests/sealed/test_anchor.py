@@ -574,7 +574,7 @@ def test_a_manifest_that_is_moved_does_not_make_one_folder_another(run, anchor):
     fastrack.save_file({"x": np.full((4, 1), 4)}, "run/root.safetensors", KEY)
     fastrack.publish("run", signer=OWNER)
     (run / "step" / "fastrack.manifest").write_bytes((run / "fastrack.manifest").read_bytes())
-    (run / "root.safetensors").rename(run / "step" / "root.safetensors")  # a name that is in the other folder alone
+    (run / "root.safetensors").rename(run / "step" / "root.safetensors")  # a name that is only in the other folder
     for name in (NAME, "last.safetensors"):
         (run / "step" / name).unlink()
     with pytest.raises(RollbackError, match=r"'step'.*it was moved"):

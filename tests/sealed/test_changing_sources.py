@@ -1,4 +1,4 @@
-"""Files that change while they are read: no data set of them is complete, and no error has their values."""
+"""Files that change while they are read: no dataset of them is complete, and no error has their values."""
 
 import os
 import tarfile

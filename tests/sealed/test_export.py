@@ -1,4 +1,4 @@
-"""Exports: what comes out of a data set is what went in, or they say what they cannot write, and leave nothing."""
+"""Exports: what comes out of a dataset is what went in, or they say what they cannot write, and leave nothing."""
 
 import base64
 import csv
@@ -29,7 +29,7 @@ from fastrack._samples.blocks import Block
 
 @pytest.fixture
 def cities(tmp_path, key):
-    """A data set of three shards of text and numbers."""
+    """A dataset of three shards of text and numbers."""
     with DatasetWriter(tmp_path / "cities", key, shard_size=40) as writer:
         names = ["Oslo", "Lima, Perú", 'a "quoted"\nname', "", "=1+1"]
         writer.write_batch({"name": names, "size": [1, -2, 3, 4, 5], "share": [0.1, 1e300, -0.0, 5.0, float("inf")]})
@@ -145,7 +145,7 @@ def test_names_with_delimiters_come_back(tmp_path, key, names):
 
 
 def crafted(folder, key, told, *records):
-    """A data set that says another type of its column than `import_samples` stores."""
+    """A dataset that says another type of its column than `import_samples` stores."""
     block = Block.of(records)
     return write(folder, key, {"x": replace(block, column=replace(block.column, type=told))})
 
@@ -218,7 +218,7 @@ def pa():
 
 
 def stored(table, folder, key, shard_size=200):
-    """A data set that is imported of a Parquet file of a table."""
+    """A dataset that is imported of a Parquet file of a table."""
     from pyarrow import parquet
 
     parquet.write_table(table, folder.with_name("in.parquet"))

@@ -1,6 +1,6 @@
-"""A data set is written over days: interrupted, resumed, appended to, while its sources change. No row is lost.
+"""A dataset is written over days: interrupted, resumed, appended to, while its sources change. No row is lost.
 
-A model, which is lists of rows, says what each command must do; the data set, opened by plain unsealing, must agree.
+A model, which is lists of rows, says what each command must do; the dataset, opened by plain unsealing, must agree.
 """
 
 import collections
@@ -89,7 +89,7 @@ class Uninterrupted(contextlib.nullcontext):
 
 
 class Interruption:
-    """Raise KeyboardInterrupt at one of the lines that write a data set, counted from the first."""
+    """Raise KeyboardInterrupt at one of the lines that write a dataset, counted from the first."""
 
     def __init__(self, at):
         self.at, self.lines, self.was = at, 0, False
@@ -127,13 +127,13 @@ class Run:
 
 
 class World:
-    """A source that changes, a data set of it, and a model of the data set: a name and a row for each sample."""
+    """A source that changes, a dataset of it, and a model of the dataset: a name and a row for each sample."""
 
     def __init__(self, folder, key, rng, kind):
         self.folder, self.key, self.rng, self.kind = folder, key, rng, kind
         self.target = folder / "set"
         self.files = {}  # the source: rows by name
-        self.runs = []  # the model of the data set
+        self.runs = []  # the model of the dataset
         self.begun_with = ({}, False)  # the source of the last run, and whether it left out what was there
         self.renamed = set()
         self.rows = 0
@@ -183,7 +183,7 @@ class World:
             self.files.update([(grown | shuffled)[change]])
 
     def is_as_known(self, name):
-        """Return whether a file is as the data set has it, or as an interrupted run was given it, or new."""
+        """Return whether a file is as the dataset has it, or as an interrupted run was given it, or new."""
         known = [*by_file(self.has()).values(), *([rows] for rows in self.begun_with[0].values())]
         rows = self.files[name]
         return all(groups == [rows] for groups in known if set(rows).intersection(*groups[:1]))
@@ -196,10 +196,10 @@ class World:
             self.kind.write(source / name, rows)
         return source
 
-    # The data set.
+    # The dataset.
 
     def stored(self):
-        """Return the names and rows of the data set, by plain unsealing of its tensors."""
+        """Return the names and rows of the dataset, by plain unsealing of its tensors."""
         found = []
         for path in shards_in(self.target) if self.target.exists() else []:
             status = path.stat()
@@ -261,7 +261,7 @@ class World:
     # Commands.
 
     def command(self, mode, skips, files, interruption):
-        """Run a command, which may be interrupted, and hold the data set against the model."""
+        """Run a command, which may be interrupted, and hold the dataset against the model."""
         source, expected, was = self.place(files), self.expect(mode, skips, files), self.has()
         options = {"resume": mode == "resume", "append": mode == "append", "skip_existing": skips, "shard_size": 40}
         error = None

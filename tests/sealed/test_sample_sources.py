@@ -1,4 +1,4 @@
-"""Importers: a sealed data set has what its source has, bit for bit, or they say what they cannot take."""
+"""Importers: a sealed dataset has what its source has, bit for bit, or they say what they cannot take."""
 
 import contextlib
 import io

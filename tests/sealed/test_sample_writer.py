@@ -318,7 +318,7 @@ def test_folders_that_cannot_be_continued(tmp_path, key):
 
 
 def data_set(folder, key, *runs, shard_size=16):
-    """A data set of these runs of numbers: two to a shard."""
+    """A dataset of these runs of numbers: two to a shard."""
     for run in runs:
         with DatasetWriter(folder, key, shard_size=shard_size) as writer:
             writer.write_batch({"x": run})

@@ -22,7 +22,7 @@ TIME = dt.datetime(2020, 2, 1, 5)  # noqa: DTZ001 - as most data have them
 
 
 def back(folder, key):
-    """The data set as a table of Arrow."""
+    """The dataset as a table of Arrow."""
     export_samples(folder, folder / "back.arrow", key, overwrite=True)
     with pa.OSFile(str(folder / "back.arrow")) as file:
         return pa.ipc.open_file(file).read_all()

@@ -1,6 +1,6 @@
 """vLLM, `LMCacheMPConnector`, `lmcache server` and files: `python chain_program.py ADAPTER FOLDER PORT HTTP`.
 
-Asks for two prompts cold, again from the files of blocks, and after these were exchanged; prints the tokens, and how
+Asks for two prompts cold, again from the files of blocks, and after these were swapped; prints the tokens, and how
 many were cached, as one line of JSON.
 """
 

@@ -1,4 +1,4 @@
-"""vLLM on a CPU over LMCache's server: what exchanged files of blocks do to the answers of a model."""
+"""vLLM on a CPU over LMCache's server: what swapped files of blocks do to the answers of a model."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""Sealed KV blocks without a server: each opens in its own context alone, and everything else is a miss."""
+"""Sealed KV blocks without a server: each opens only in its own context, and everything else is a miss."""
 
 import errno
 import hashlib

@@ -130,7 +130,7 @@ def test_exchanged_blocks_are_misses_with_fastrack_and_other_blocks_with_aesgcm(
             results[serde] = server.load(KEYS)
         for path in (tmp_path / "fs").iterdir():
             path.unlink()
-    assert results["fastrack"] == {}  # by the serde alone a miss of one is a miss of all
+    assert results["fastrack"] == {}  # with only the serde a miss of one is a miss of all
     assert not same(results["aesgcm"])
     assert len(results["aesgcm"]) == 4
 

@@ -169,7 +169,7 @@ def long(llm, salt=None):
 
 
 def connector(folder):
-    """Answers over sealed blocks: cold, again, exchanged, of another tenant, edition, layout and key."""
+    """Answers over sealed blocks: cold, again, swapped, of another tenant, version, layout and key."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     options = {**SHARED, "enable_prefix_caching": False, "block_size": 64}
@@ -256,7 +256,7 @@ def spoiled(folder):
 
 
 def stock(folder):
-    """Answers over the files of vLLM's ExampleConnector: cold, again and exchanged."""
+    """Answers over the files of vLLM's ExampleConnector: cold, again and swapped."""
     from vllm.config import KVTransferConfig
 
     config = KVTransferConfig(

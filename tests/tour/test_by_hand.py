@@ -1,4 +1,4 @@
-"""The chain of a tour is verified from docs/format.md alone, without fastrack."""
+"""The chain of a tour is verified from only docs/format.md, without fastrack."""
 
 import ast
 import base64

@@ -99,7 +99,7 @@ class Run:
         self.listened[name] = self.log(name).count('"listening"')
 
     def is_dead(self, name):
-        """Return whether a process has ended, which it does by its own kill alone."""
+        """Return whether a process has ended, which it does only by its own kill."""
         status = self.forks.ask(wait=self.pids[name])
         if status is None:
             return False

@@ -323,7 +323,7 @@ def test_a_file_that_was_sealed_under_the_names_of_a_checkpoint_is_none(path):
     save_file(upload, path, KEY)
     with pytest.raises(FormatError, match="a checkpoint"):
         load_checkpoint(path, keys=KEY)
-    relabel(path, "checkpoint")  # which takes no key
+    relabel(path, "checkpoint")  # which needs no key
     with pytest.raises(AuthenticationError) as caught:
         load_checkpoint(path, keys=KEY)
     assert (caught.value.tensor, caught.value.chunk) == ("skeleton", None)

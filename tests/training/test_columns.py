@@ -485,7 +485,7 @@ def test_records_without_a_key_say_that_the_data_set_needs_one(folder):
 
 
 def numbered(folder, key, start, count=6):
-    """A data set of numbers: two to a shard."""
+    """A dataset of numbers: two to a shard."""
     with fastrack.DatasetWriter(folder, key, shard_size=16) as writer:
         writer.write_batch({"x": np.arange(start, start + count)})
     return sorted(folder.iterdir())

@@ -1,4 +1,4 @@
-"""Data sets of sealed files: their batches are what plain indexing gives, bit for bit, or an error."""
+"""Datasets of sealed files: their batches are what plain indexing gives, bit for bit, or an error."""
 
 import collections
 import gc

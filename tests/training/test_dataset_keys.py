@@ -1,4 +1,4 @@
-"""A data set that was given keys opens its own samples with them: in its process, while it lives, and no others."""
+"""A dataset that was given keys opens its own samples with them: in its process, while it lives, and no others."""
 
 import gc
 import multiprocessing
@@ -25,7 +25,7 @@ TEXT = ["a", "bb", "", "dddd"]
 
 @pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory):
-    """Return a folder of data sets, one of them under another key."""
+    """Return a folder of datasets, one of them under another key."""
     path = tmp_path_factory.mktemp("data")
     for name, key in (("a", KEY), ("b", KEY), ("other", OTHER)):
         with fastrack.DatasetWriter(path / name, key) as writer:
@@ -127,7 +127,7 @@ def test_a_handle_of_a_data_set_that_ended_opens_nothing(folder):
     gc.collect()
     assert watched() is None
     assert refused(handle)
-    assert windows[1]["x"].to("cpu").tolist() == [[3, 4, 5]]  # a data set of its own
+    assert windows[1]["x"].to("cpu").tolist() == [[3, 4, 5]]  # a dataset of its own
     assert unseal(handle, KEY).tolist() == [3, 4, 5]
 
 
@@ -175,7 +175,7 @@ def test_no_pickle_has_a_key(what, folder, monkeypatch):
     gc.collect()
     try:
         found = pickle.loads(made)  # as in a process of its own
-    except ClosedError:  # no data set is there
+    except ClosedError:  # no dataset is there
         return
     assert refused(found[0]["x"])
 

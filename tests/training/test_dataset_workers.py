@@ -1,4 +1,4 @@
-"""Data sets in worker processes, forked and spawned: they send numbers, which become handles here."""
+"""Datasets in worker processes, forked and spawned: they send numbers, which become handles here."""
 
 import gc
 import io

@@ -425,7 +425,7 @@ def test_a_sealed_activation_has_its_strides(tensor):
 
 
 def written_and_read(array, path):
-    """Return a sample, and the same in a batch, of a data set of one sample that is the array."""
+    """Return a sample, and the same in a batch, of a dataset of one sample that is the array."""
     with fastrack.DatasetWriter(path, KEY) as writer:
         writer.write({"x": array})
     data = fastrack.SealedDataset(path, keys=KEY)

@@ -1,4 +1,4 @@
-"""Data sets of more files than a process may open, and than the kernel maps for it."""
+"""Datasets of more files than a process may open, and than the kernel maps for it."""
 
 import gc
 import pickle
@@ -26,7 +26,7 @@ def make_shards(folder, count):
 
 
 def read_shuffled(paths, step):
-    """Open a data set and read all samples in another order."""
+    """Open a dataset and read all samples in another order."""
     data = SealedDataset(paths, keys=KEY)
     order = list(range(len(data)))
     random.Random(1).shuffle(order)

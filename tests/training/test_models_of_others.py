@@ -177,7 +177,7 @@ def save_all(path, plain):
 
 
 def test_what_the_libraries_save_is_sealed_and_was_in_no_file_in_plain(folders, tmp_path, monkeypatch):
-    """Compare with the files that they save in plain: the same names, and the same weights when they are loaded."""
+    """Compare with the files that they save unencrypted: the same names, and the same weights when they are loaded."""
     plain, _ = folders
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))

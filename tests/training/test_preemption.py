@@ -460,7 +460,7 @@ def test_workers_of_a_loader_end_while_a_notice_is_awaited():
         batches = iter(loader)
         next(batches)
         workers = loader._iterator._workers
-        terminate()  # of this process alone
+        terminate()  # of only this process
         assert notice.is_due()
         next(batches)
         os.kill(workers[0].pid, signal.SIGTERM)
@@ -488,7 +488,7 @@ def test_use_outside_of_the_block_pickles_and_wrong_arguments_are_refused():
 
 
 def due_by_rank(group, every=1):
-    """Return at which call each rank learned of a notice that reached rank 1 alone after its third call."""
+    """Return at which call each rank learned of a notice that reached only rank 1 after its third call."""
     with PreemptionNotice("absent-notice", signals=(), deadline=9) as notice:
         for call in range(1, 20):
             if notice.is_due(group, every=every):

@@ -1,4 +1,4 @@
-"""The sealed index of a data set: what opens by it, and what it refuses."""
+"""The sealed index of a dataset: what opens by it, and what it refuses."""
 
 import pickle
 import shutil
@@ -45,7 +45,7 @@ def bare(sample):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A data set and its index, written once."""
+    """A dataset and its index, written once."""
     folder = tmp_path_factory.mktemp("made") / "data"
     write(folder)
     fastrack.index_dataset(folder, KEY)

@@ -17,14 +17,14 @@ def key():
 
 
 class Asked(list):
-    """The ids that a function was asked for; `keys` is that function, if a data set is to be given it."""
+    """The ids that a function was asked for; `keys` is that function, if a dataset is to be given it."""
 
     keys = None
 
 
 @pytest.fixture(params=["a default", "keys of the dataset"])
 def asked(request, key):
-    """Set a function as the default source of keys, or give it to data sets."""
+    """Set a function as the default source of keys, or give it to datasets."""
     ids = Asked()
 
     def ask(key_id):

@@ -1,4 +1,4 @@
-"""Sealed folders that other libraries write: weights are in no file in plain, and what is not sealed is refused."""
+"""Sealed folders that other libraries write: weights are unencrypted in no file, and what is not sealed is refused."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""A second implementation of fastrack's formats, from docs/format.md alone.
+"""A second implementation of fastrack's formats, from only docs/format.md.
 
 It takes the standard library, safetensors, numpy and cryptography. Nothing here imports fastrack.
 """

@@ -1,4 +1,4 @@
-"""Data sets: shards of columns."""
+"""Datasets: shards of columns."""
 
 import json
 from base64 import b64decode
@@ -15,7 +15,7 @@ NULL = b"\xff" * 8
 
 
 def read_data_set(files, key, cipher=messages):
-    """Read all shards of a data set in order: the digest of each column, and whether the last run came to its end."""
+    """Read all shards of a dataset in order: the digest of each column, and whether the last run came to its end."""
     names = [f"shard-{number:06d}.safetensors" for number in range(len(files))]
     require(files and files.keys() == set(names), "shards without a gap")
     shards = [_read_shard(files[name], key, cipher) for name in names]

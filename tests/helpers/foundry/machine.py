@@ -40,7 +40,7 @@ class Machine:
     gpus : int
         The number of its GPUs.
     is_small : bool
-        With true, reports and manifests have two measurements alone.
+        With true, reports and manifests have only two measurements.
     """
 
     def __init__(self, cpu="tdx", gpus=1, *, is_small=False, own_manifests=False):
