@@ -13,10 +13,11 @@ from fastrack import (
     vllm as vllm,
 )
 from fastrack._files.byte_reader import open_bytes as open_bytes
-from fastrack._files.reader import SealedFile as SealedFile, check_file as check_file, verify_file as verify_file
+from fastrack._files.reader import SealedFile as SealedFile
 from fastrack._files.rekey import rekey_file as rekey_file
 from fastrack._files.seal_file import seal_file as seal_file
 from fastrack._files.unseal_file import unseal_file as unseal_file
+from fastrack._files.verify import check_file as check_file, verify_file as verify_file
 from fastrack._files.writer import save_file as save_file
 from fastrack._keys.keyring import (
     KeyLike as KeyLike,

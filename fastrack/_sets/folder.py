@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastrack._documents.canonical import decode, parsing, require
-from fastrack._files.reader import SealedFile, raise_first, verify_file
+from fastrack._files.reader import SealedFile
+from fastrack._files.verify import raise_first, verify_file
 from fastrack._files.writer import Progress
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.contexts import Edition

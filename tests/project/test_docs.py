@@ -190,7 +190,7 @@ def test_the_api_page_has_the_public_names_and_no_others():
 def test_the_api_page_names_what_a_channel_counts():
     from dataclasses import fields
 
-    from fastrack._files.reader import TensorCheck
+    from fastrack._files.verify import TensorCheck
     from fastrack._transfer.stats import Stats
 
     page = read("docs/api.md")

@@ -28,8 +28,8 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import Key, SealedTensor, load_file, save_file, unseal, verify_file
-from fastrack._files import reader
-from fastrack._files.reader import check_file
+from fastrack._files import verify
+from fastrack._files.verify import check_file
 from fastrack._sealed import storage
 from fastrack._tensors import arrays
 from fastrack.errors import AuthenticationError, ClosedError, FastrackError, FormatError, UnknownKeyError
@@ -558,7 +558,7 @@ def test_a_file_of_another_key_is_told_apart_from_an_altered_one(path):
 
 
 def test_a_bad_chunk_far_behind_is_found_slab_by_slab(scratch, monkeypatch):
-    monkeypatch.setattr(reader, "_VERIFY_RUN", 4 * CHUNK_SIZE)
+    monkeypatch.setattr(verify, "_VERIFY_RUN", 4 * CHUNK_SIZE)
     save_file({"x": np.zeros(20 * CHUNK_SIZE, np.uint8)}, scratch, KEY)
     seen = []
     assert check_file(scratch, KEY, progress=seen.append)[0].error is None

@@ -35,7 +35,7 @@ import fastrack
 from fastrack import Key, load_file, rekey_file, save_file, seal_file, unseal, unseal_file
 from fastrack._files import importers, writer
 from fastrack._files import unseal_file as unsealing
-from fastrack._files.reader import check_file
+from fastrack._files.verify import check_file
 from fastrack._sealed import file_header
 from fastrack._tensors import arrays
 from fastrack._util import atomic
@@ -855,7 +855,7 @@ watcher.start()
 try:
     key = fastrack.Key.generate()
     fastrack.seal_file(source, sealed, key)
-    errors = [str(check.error) for check in fastrack._files.reader.check_file(sealed, key) if check.error]
+    errors = [str(check.error) for check in fastrack.check_file(sealed, key) if check.error]
     fastrack.unseal_file(sealed, back, key)
 finally:
     done.set()

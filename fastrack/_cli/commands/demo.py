@@ -20,7 +20,7 @@ from fastrack._cli.commands.inspect import read_contents
 from fastrack._cli.console import clean, reporter
 from fastrack._cli.files import check_directory, check_target
 from fastrack._cli.measurements import narrow_console, wide_console
-from fastrack._files.reader import check_file
+from fastrack._files.verify import check_file
 from fastrack._files.writer import save_file
 from fastrack._keys.keys import Key
 from fastrack._sets.load_file import load_file

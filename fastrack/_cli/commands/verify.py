@@ -15,7 +15,8 @@ from fastrack._cli.files import as_location, check_expected, check_sealed, is_se
 from fastrack._cli.options import AnchorFile, Expect, FileId, JsonLines, KeyFiles, Quiet, Recursive
 from fastrack._cli.run import Batch, Job, Meter, Report
 from fastrack._cli.streams import open_sealed, require_one_stream
-from fastrack._files.reader import SealedFile, TensorCheck, check_file
+from fastrack._files.reader import SealedFile
+from fastrack._files.verify import TensorCheck, check_file
 from fastrack._keys.keyring import KeyRing
 from fastrack._samples.about import About, read_about
 from fastrack._samples.data_set import is_data_set, read_headers
