@@ -19,8 +19,8 @@ from fastrack._sealed.message_headers import authenticate_headers
 from fastrack._sets.anchor import Anchor
 from fastrack._sets.folder import INDEX
 from fastrack._sets.load_file import load_file
-from fastrack._util.atomic import made_parents, new_folder
 from fastrack._util.locations import Location
+from fastrack._util.new_folder import made_parents, new_folder
 from fastrack.errors import FormatError
 
 

@@ -25,8 +25,9 @@ from fastrack._sets.anchor import Anchor
 from fastrack._sets.load_file import resolve_anchor
 from fastrack._sets.manifest import is_name
 from fastrack._tensors import arrays
-from fastrack._util.atomic import made_parents, new_file, new_folder
+from fastrack._util.atomic import new_file
 from fastrack._util.locations import Location, locate_local
+from fastrack._util.new_folder import made_parents, new_folder
 from fastrack._util.public import public
 from fastrack._util.shown import list_names, shown
 from fastrack.errors import FormatError

@@ -44,8 +44,9 @@ from fastrack._sets.folder import (
 )
 from fastrack._sets.manifest import is_name
 from fastrack._sets.quantize import Quantizer
-from fastrack._util.atomic import made_parents, new_file, new_folder
+from fastrack._util.atomic import new_file
 from fastrack._util.locations import Location, Url, join, locate_local, locate_target
+from fastrack._util.new_folder import made_parents, new_folder
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import AuthenticationError, FormatError

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
 
-from fastrack.errors import FastrackError
-
 _is_dry: ContextVar[bool] = ContextVar("fastrack_dry", default=False)
 
 
@@ -62,15 +60,6 @@ def in_earnest() -> Iterator[None]:
         yield
     finally:
         _trial.reset(token)
-
-
-def require_none(path: Path) -> None:
-    """Refuse to make a folder in a trial: its files are read again, and have no content."""
-    if current() is not None:
-        raise FastrackError(
-            f"rehearsing a save failed: {path}: expected a save of files, got a new folder. Make "
-            "it only where fastrack.is_rehearsing() is False"
-        )
 
 
 class _Foreseen(Exception):  # noqa: N818 - no error

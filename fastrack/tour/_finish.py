@@ -9,7 +9,7 @@ from pathlib import Path
 from fastrack._keys.signing import Verifier
 from fastrack._sets.anchor import manifest_path
 from fastrack._sets.manifest import Manifest
-from fastrack._util.atomic import new_folder
+from fastrack._util.new_folder import new_folder
 from fastrack._util.public import public
 from fastrack.errors import RollbackError
 from fastrack.tour._chain import Chain

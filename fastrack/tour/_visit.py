@@ -22,7 +22,7 @@ from fastrack._sets.load_file import load_file
 from fastrack._sets.manifest import HISTORY_LIMIT, Manifest, load_manifest, sign_manifest
 from fastrack._sets.publish import describe
 from fastrack._training.checkpoints.checkpoint import open_checkpoint, save_checkpoint
-from fastrack._util.atomic import new_folder
+from fastrack._util.new_folder import new_folder
 from fastrack._util.public import public
 from fastrack.attest._collect import collect_evidence
 from fastrack.attest._exchange import Collector

@@ -49,7 +49,8 @@ from nvflare.job_config.api import FedJob
 from nvflare.job_config.defs import FilterType
 
 from fastrack._keys.signing import Verifier
-from fastrack._util.atomic import new_file, new_folder
+from fastrack._util.atomic import new_file
+from fastrack._util.new_folder import new_folder
 from fastrack.errors import FastrackError, FormatError, RollbackError
 from fastrack.tour._chain import Chain
 from fastrack.tour._folder import FILES, verify_files

@@ -14,7 +14,8 @@ from helpers.forking import in_forked_child
 
 from fastrack import Anchor, Key
 from fastrack._util import atomic
-from fastrack._util.atomic import made_parents, new_file, new_folder
+from fastrack._util.atomic import new_file
+from fastrack._util.new_folder import made_parents, new_folder
 from fastrack.grants import Grants, Identity, Signer
 from fastrack.providers import WrappedKey
 

@@ -37,8 +37,8 @@ from fastrack._sealed.message_headers import authenticate_headers
 from fastrack._sets.entries import walk
 from fastrack._sets.folder import load_folder
 from fastrack._sets.folder_writer import files_to_seal, plain_files, seal_folder
-from fastrack._util.atomic import made_parents
 from fastrack._util.locations import Url
+from fastrack._util.new_folder import made_parents
 from fastrack._util.shown import format_size
 from fastrack.errors import FormatError, UnknownKeyError
 

@@ -50,8 +50,8 @@ from fastrack._sets.anchor import Anchor
 from fastrack._sets.folder import load_folder
 from fastrack._sets.folder_writer import unseal_folder
 from fastrack._sets.load_file import resolve_anchor
-from fastrack._util.atomic import made_parents
 from fastrack._util.locations import require_local
+from fastrack._util.new_folder import made_parents
 from fastrack._util.shown import format_size
 from fastrack.errors import FormatError
 
