@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NoReturn, Self
 
 import typer
 from rich.table import Table
@@ -25,7 +25,7 @@ from fastrack._sets.folder_writer import require_inside
 from fastrack._util.key_text import refuse_key_text
 from fastrack._util.locations import Url
 from fastrack._util.shown import format_size
-from fastrack._util.trial import foreseeing
+from fastrack._util.trial import dry_run
 from fastrack.errors import FastrackError
 
 SUFFIX = ".safetensors"
@@ -106,7 +106,7 @@ class Meter:
                 advance(nbytes)
 
             start = time.perf_counter()
-            with foreseeing() if self.is_dry else contextlib.nullcontext(list[int]()) as sizes:
+            with _foreseeing() if self.is_dry else contextlib.nullcontext(list[int]()) as sizes:
                 yield count
             self.stored = sum(sizes)
             self.seconds = time.perf_counter() - start
@@ -120,6 +120,27 @@ class Meter:
     def rate(self, nbytes: int) -> str:
         """Return the end of a line: the time and the rate for `nbytes` bytes."""
         return "; nothing was written" if self.is_dry else f"; {format_rate(nbytes, self.seconds)}"
+
+
+class _Foreseen(Exception):  # noqa: N818 - no error
+    """The end of a dry run, with the size of the file that would be made next."""
+
+
+@contextlib.contextmanager
+def _foreseeing() -> Iterator[list[int]]:
+    """Leave the block where it would make its first file, folder or object, and add the size to the yielded list."""
+    token = dry_run.set(_end)
+    sizes = list[int]()
+    try:
+        yield sizes
+    except _Foreseen as end:
+        sizes += end.args
+    finally:
+        dry_run.reset(token)
+
+
+def _end(size: int) -> NoReturn:
+    raise _Foreseen(size)
 
 
 Work = Callable[[Job, Meter], Report | None]  # None if standard output has the result itself

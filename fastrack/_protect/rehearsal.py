@@ -19,7 +19,7 @@ from fastrack._protect.sealing import open_sealed
 from fastrack._util.fork import remove_own
 from fastrack._util.public import public
 from fastrack._util.rights import require_own
-from fastrack._util.trial import current, trying
+from fastrack._util.trial import Trial, current, trial_of
 from fastrack.errors import FastrackError
 
 # What trainers write beside tensors: configurations, tokenizers, histories of losses. It is let through unencrypted, as
@@ -91,7 +91,7 @@ def rehearse(save: Callable[[str], object], *roots: Any, elsewhere: bool = False
     folder, process = _make_folder(), os.getpid()
     watch = _Watch(folder)
     try:
-        with unchanged(*roots), trying(folder) as trial, watch.on():
+        with unchanged(*roots), _trying(folder) as trial, watch.on():
             save(str(folder))
         has_sealed = any(_together(trial.has_sealed))  # when all processes have written
         if not (has_files := watch.judge()) and not elsewhere:
@@ -109,6 +109,18 @@ def rehearse(save: Callable[[str], object], *roots: Any, elsewhere: bool = False
             "elsewhere could not be looked at. See that nothing leaves the process that is not sealed",
             stacklevel=2,
         )
+
+
+@contextlib.contextmanager
+def _trying(folder: Path) -> Iterator[Trial]:
+    """Have what this thread or task seals be only tried, in the block."""
+    trial = Trial(folder)
+    token = trial_of.set(trial)
+    try:
+        yield trial
+    finally:
+        trial.is_on = False
+        trial_of.reset(token)
 
 
 class _Watch:

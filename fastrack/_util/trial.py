@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 
-_is_dry: ContextVar[bool] = ContextVar("fastrack_dry", default=False)
+dry_run: ContextVar[Callable[[int], None] | None] = ContextVar("fastrack_dry", default=None)
+"""How a dry run ends: the function raises its end, with the size of the file that would be made next."""
 
 
 class Trial:
@@ -29,25 +30,13 @@ class Trial:
         return os.path.realpath(path).startswith(self._folder)
 
 
-_trial: ContextVar[Trial | None] = ContextVar("fastrack_trial", default=None)
+trial_of: ContextVar[Trial | None] = ContextVar("fastrack_trial", default=None)
 
 
 def current() -> Trial | None:
     """Return the trial that this thread or task is in."""
-    trial = _trial.get()
+    trial = trial_of.get()
     return trial if trial is not None and trial.is_on else None
-
-
-@contextlib.contextmanager
-def trying(folder: Path) -> Iterator[Trial]:
-    """Have what this thread or task seals be only tried, in the block."""
-    trial = Trial(folder)
-    token = _trial.set(trial)
-    try:
-        yield trial
-    finally:
-        trial.is_on = False
-        _trial.reset(token)
 
 
 @contextlib.contextmanager
@@ -55,31 +44,14 @@ def in_earnest() -> Iterator[None]:
     """Seal with content in the block, within a trial too: what is read again at once, or by another process."""
     if (trial := current()) is not None:
         trial.has_sealed = True
-    token = _trial.set(None)
+    token = trial_of.set(None)
     try:
         yield
     finally:
-        _trial.reset(token)
-
-
-class _Foreseen(Exception):  # noqa: N818 - no error
-    """The end of a dry run, with the size of the file that would be made next."""
-
-
-@contextlib.contextmanager
-def foreseeing() -> Iterator[list[int]]:
-    """Leave the block where it would make its first file, folder or object, and add the size to the yielded list."""
-    token = _is_dry.set(True)
-    sizes = list[int]()
-    try:
-        yield sizes
-    except _Foreseen as end:
-        sizes += end.args
-    finally:
-        _is_dry.reset(token)
+        trial_of.reset(token)
 
 
 def end_dry_run(size: int = 0) -> None:
     """End a dry run, if this is one: all that comes before the next file, of this size, was checked."""
-    if _is_dry.get():
-        raise _Foreseen(size)
+    if (end := dry_run.get()) is not None:
+        end(size)
