@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fastrack._bench.measure import Times
 from fastrack._keys.keys import Key
 from fastrack._util.trace import Timeline, recording
+from fastrack._util.trace_file import spans_of
 from fastrack.distributed import SecureGroup
 from fastrack.distributed._transport import PointToPoint
 from fastrack.errors import FastrackError
@@ -250,7 +251,7 @@ def _rows(
 def steps_of(timeline: Timeline) -> dict[str, float]:
     """Return the seconds of each step of the collectives of a timeline, and of "other"."""
     seconds: dict[str, float] = {}
-    for span in timeline.spans():
+    for span in spans_of(timeline):
         seconds[span.name] = seconds.get(span.name, 0.0) + (span.stop - span.start) / 1e9
     if _OPERATION in seconds:
         total = seconds.pop(_OPERATION)

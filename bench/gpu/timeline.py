@@ -12,6 +12,7 @@ from bench.gpu.host_data import noise
 from bench.gpu.timing import Row, Times, wall
 from fastrack import Key, seal
 from fastrack._util.trace import recording
+from fastrack._util.trace_file import spans_of
 
 _RUNS = 7
 
@@ -70,7 +71,7 @@ def measure(gpu, plan, show):
                 seconds = wall(channel.to_device, sealed, out=out)
             after = channel.stats
             fill = (after.fill - before.fill) / max(after.seconds - before.seconds, 1e-9)
-            runs.append(_timeline(spans.spans(), plan.timeline_size, seconds, fill))
+            runs.append(_timeline(spans_of(spans), plan.timeline_size, seconds, fill))
     runs = sorted(runs[1:], key=lambda run: run.seconds)
     chosen = runs[len(runs) // 2]
     for (_, copied), (opened, _) in zip(chosen.copies, chosen.opens, strict=True):

@@ -25,6 +25,7 @@ from fastrack import Channel, DeviceError, Key
 from fastrack._cli.commands import doctor
 from fastrack._devices.cuda import nvrtc
 from fastrack._util.trace import recording
+from fastrack._util.trace_file import spans_of
 from fastrack.format import chunk_offset
 
 MIB = 1 << 20
@@ -192,7 +193,7 @@ def loop():
             stream.launch_host_func(_work, (step, zero, busy))
             batch += 1
         stream.synchronize()
-        found = spans.spans()
+        found = spans_of(spans)
     for name, key in (("copy", "copied"), ("open", "opened")):
         mine = sorted(span.stop for span in found if span.process == "cuda:0" and span.name == name)
         result[key] = [stop / 1e9 + spans.zero / 1e9 - zero for stop in mine]

@@ -12,6 +12,7 @@ from fastrack._sealed import contexts
 from fastrack._transfer import channel as channels
 from fastrack._transfer.inputs import Inputs
 from fastrack._util.trace import recording
+from fastrack._util.trace_file import spans_of
 from fastrack.format import ciphertext_size
 
 SIZE = 40_000
@@ -137,7 +138,7 @@ def test_it_is_counted_and_traced_like_a_list(plain, key):
         for tree in (sealed, [sealed]):
             with recording() as timeline:
                 channel.to_device(tree, framework="numpy")
-            spans.append([span.name for span in timeline.spans()])
+            spans.append([span.name for span in spans_of(timeline)])
         assert spans[0] == spans[1]
         assert (channel.stats.transfers, channel.stats.bytes) == (2, 2 * SIZE)
 

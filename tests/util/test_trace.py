@@ -23,7 +23,7 @@ from fastrack import AuthenticationError, Channel, DeviceError, Key
 from fastrack._crypto import workers
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._transfer import channel
-from fastrack._util import trace
+from fastrack._util import trace, trace_file
 from fastrack.format import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
 
 KEY = Key.from_bytes(bytes(range(32)))
@@ -292,7 +292,7 @@ def test_a_trace_that_cannot_be_written_is_refused_before_anything_is_done(tmp_p
 
 
 def test_an_error_of_the_block_is_told_before_one_of_its_trace(path, monkeypatch):
-    monkeypatch.setattr(trace, "new_file", Mock(side_effect=OSError("the disk is full")))
+    monkeypatch.setattr(trace_file, "new_file", Mock(side_effect=OSError("the disk is full")))
     with pytest.raises(KeyError) as failure, fastrack.trace(path):
         raise KeyError
     assert "the disk is full" in failure.value.__notes__[0]
@@ -301,16 +301,16 @@ def test_an_error_of_the_block_is_told_before_one_of_its_trace(path, monkeypatch
 
 
 def test_a_trace_that_is_being_written_ends_no_other(path, tmp_path, monkeypatch):
-    write, inner = trace._write, []
+    write, inner = trace_file._write, []
 
     def slow(*arguments):
-        monkeypatch.setattr(trace, "_write", write)
+        monkeypatch.setattr(trace_file, "_write", write)
         begun = fastrack.trace(tmp_path / "other.json")
         begun.__enter__()
         inner.append(begun)
         write(*arguments)
 
-    monkeypatch.setattr(trace, "_write", slow)
+    monkeypatch.setattr(trace_file, "_write", slow)
     with fastrack.trace(path):
         pass
     assert trace.current() is not None
@@ -366,4 +366,4 @@ def test_spans_that_come_after_the_end_do_no_harm():
     with trace.recording() as kept:
         pass
     kept.add("late", kept.zero, kept.zero + 5, {})
-    assert [span.name for span in kept.spans()] == ["late"]
+    assert [span.name for span in trace_file.spans_of(kept)] == ["late"]
