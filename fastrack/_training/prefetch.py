@@ -17,11 +17,11 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from fastrack._devices.side_stream import SideStream
 from fastrack._keys.keyring import KeyRing
 from fastrack._sealed.message_headers import authenticate_remote
 from fastrack._sealed.message_headers import prefetch as begin_downloads
 from fastrack._sealed.tensor import SealedTensor
+from fastrack._training.side_stream import SideStream
 from fastrack._transfer.api import to_device
 from fastrack._transfer.inputs import wanted_of
 from fastrack._util.fork import per_process, register_fork_reset

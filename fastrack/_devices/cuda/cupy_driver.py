@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from fastrack._crypto.base import Bytes
-from fastrack._devices import side_stream
 from fastrack._devices.cuda.captures import BesideCaptures
 from fastrack._devices.cuda.commands import NAMES, Commands, Function
-from fastrack._devices.cuda.driver import CopySpeeds, PageLockedMemoryError, View
+from fastrack._devices.cuda.driver import RECLAIMERS, CopySpeeds, PageLockedMemoryError, View
 from fastrack._devices.cuda.host_memory import measure_copies
 from fastrack._devices.cuda.native import STOPPED, Native, find_functions
 from fastrack._devices.cuda.nvrtc import Kernels, compile_kernels, find_kernels, load_kernels
@@ -114,7 +113,8 @@ class CupyDriver:
         Not done when the last reference is dropped: a free waits for the whole device, and the garbage collector may
         run on a thread that the device waits for.
         """
-        side_stream.reclaim(self.index)
+        for reclaim in RECLAIMERS:
+            reclaim(self.index)
         if not self._dropped:
             return
         # A failed device frees nothing, and another thread may empty the list first.
@@ -202,7 +202,8 @@ class CupyDriver:
                 return allocate()
         except _NoMemoryError:
             with BesideCaptures():
-                side_stream.reclaim(self.index, wait=True)
+                for reclaim in RECLAIMERS:
+                    reclaim(self.index, wait=True)
                 self._cupy.get_default_memory_pool().free_all_blocks()
                 self._cupy.get_default_pinned_memory_pool().free_all_blocks()
                 torch = sys.modules.get("torch")

@@ -5,7 +5,7 @@ Tests substitute their own drivers. The `ptr` of a stream or an event is its CUD
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +19,12 @@ Event = Any
 
 SMALL, LARGE = 64 << 10, 4 << 20  # bytes of the copies that are compared
 _NOISE = 1.05  # pageable memory has to be faster by more
+
+RECLAIMERS: list[Callable[..., None]] = []
+"""Functions of higher modules that keep memory of GPUs until streams have used it, as `SideStream` does.
+
+Each is called with the number of a GPU. It frees the memory that no stream uses, or with ``wait=True`` all of it.
+"""
 
 
 class Memory(Protocol):

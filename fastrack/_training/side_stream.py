@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from fastrack._devices.cuda.captures import BesideCaptures
+from fastrack._devices.cuda.driver import RECLAIMERS
 from fastrack._tensors.arrays import framework_of
 from fastrack._util.fork import after_fork
 from fastrack._util.tree import tree_map
@@ -55,6 +56,7 @@ def _reset_after_fork() -> None:
 
 
 after_fork(_reset_after_fork)
+RECLAIMERS.append(reclaim)
 
 
 class SideStream:
