@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from bench.gpu import needs
 from bench.machine import ROOT, read_machine
-from fastrack._devices import nvml
+from fastrack._devices.graphics import numa_node, read_graphics
 
 _OLDEST = (8, 0)
 
@@ -27,7 +27,7 @@ def read(device):
     gpu = read_gpu(int(device.removeprefix("cuda:")))
     machine, graphics = read_machine(), None
     if needs.lacks("pynvml") is None:
-        graphics = asdict(nvml.read_graphics())
+        graphics = asdict(read_graphics())
     machine["software"] |= needs.versions()
     system = f"{platform.system()} {platform.release()}"
     return machine | {"revision": _revision(), "system": system, "gpu": gpu, "graphics": graphics}
@@ -49,7 +49,7 @@ def read_gpu(index):
         "capability": f"{capability[0]}.{capability[1]}",
         "l2": int(properties.get("l2CacheSize", 0)),
         "bus": bus,
-        "numa_node": nvml.numa_node(bus)[0],
+        "numa_node": numa_node(bus)[0],
         "cuda": {"driver": runtime.driverGetVersion(), "runtime": runtime.runtimeGetVersion(), "nvrtc": read_nvrtc()},
     }
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fastrack._cli.console import STDOUT, print_json, stdout
 from fastrack._cli.machine import read_caches, read_cpu, read_memory, read_software
-from fastrack._devices.nvml import read_graphics
+from fastrack._devices.graphics import read_graphics
 from fastrack._util.atomic import new_file
 
 _WIDTH = 130  # columns of a table of steps, whose words would be broken in fewer

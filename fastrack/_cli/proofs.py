@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastrack._cli.machine import ROOT, CpuTee
-from fastrack._devices.nvml import Gpu, Graphics
+from fastrack._devices.graphics import Gpu, Graphics
 from fastrack.errors import DeviceError
 
 _TSM = "sys/kernel/config/tsm/report"

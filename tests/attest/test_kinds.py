@@ -13,7 +13,7 @@ import fastrack
 from fastrack import AttestationError, FormatError, attest
 from fastrack._cli.machine import read_tee
 from fastrack._cli.proofs import read_proofs
-from fastrack._devices.nvml import Graphics
+from fastrack._devices.graphics import Graphics
 from fastrack.attest import _kinds, _verify_offer
 from fastrack.grants import Signer
 

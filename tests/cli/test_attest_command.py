@@ -24,7 +24,8 @@ from helpers.foundry.machine import Machine, policy, roots
 
 from fastrack import FastrackError, Key, attest
 from fastrack._cli.attest import exchange as module
-from fastrack._devices.nvml import Confidential, Gpu, Graphics
+from fastrack._devices.graphics import Gpu, Graphics
+from fastrack._devices.nvml import Confidential
 from fastrack.grants import Signer
 
 

@@ -22,7 +22,6 @@ from fastrack._devices.cuda import cupy_driver, nvrtc
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.cupy_driver import CupyDriver
 from fastrack._devices.cuda.driver import PageLockedMemoryError
-from fastrack._devices.nvml import Graphics
 
 FOLDER = Path(fastrack.__file__).parent.parent / "kernels"
 
@@ -145,14 +144,14 @@ def runtime(monkeypatch, tmp_path):
 
 def test_without_a_driver_it_says_that_and_not_to_install_cupy(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.setattr(cupy_driver, "read_graphics", lambda: Graphics(absent="no NVIDIA driver"))
+    monkeypatch.setattr(cupy_driver, "absence", lambda: "no NVIDIA driver")
     with pytest.raises(DeviceError, match=r"^cuda:0 needs a GPU of NVIDIA, got no NVIDIA driver: .*device='cpu'$"):
         open_device("cuda:0")
 
 
 def test_without_cupy_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.setattr(cupy_driver, "read_graphics", Graphics)
+    monkeypatch.setattr(cupy_driver, "absence", lambda: None)
     with pytest.raises(DeviceError, match=r"(?s)\[cu13\].*\[cu12\].*device='cpu'"):
         open_device("cuda:0")
     with pytest.raises(DeviceError, match="needs CuPy"):

@@ -6,7 +6,8 @@ from helpers.cases import each
 from helpers.fake_nvml import GIB, FakeNvml
 
 from fastrack._devices import nvml as module
-from fastrack._devices.nvml import Confidential, Gpu, Graphics, read_confidential, read_graphics
+from fastrack._devices.graphics import Gpu, Graphics, read_graphics
+from fastrack._devices.nvml import Confidential, read_confidential
 
 
 def test_a_confidential_gpu_is_read():

@@ -413,7 +413,7 @@ def _refusal(channel, size=5 * MIB, **options):
 
 def confidential():
     """Ask the driver for confidential mode, and move a tensor there and back."""
-    from fastrack._devices.nvml import read_graphics
+    from fastrack._devices.graphics import read_graphics
 
     with Channel("cuda:0", keys=_key) as channel:
         moved = channel.to_device(_sealed(3 * MIB), framework="cupy")

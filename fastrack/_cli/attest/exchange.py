@@ -19,7 +19,7 @@ from fastrack._cli.errors import refuse_options, show_errors
 from fastrack._cli.files import KEPT, check_new, open_ring
 from fastrack._cli.options import Json, KeyFile
 from fastrack._cli.proofs import lacking_states
-from fastrack._devices.nvml import read_graphics
+from fastrack._devices.graphics import read_graphics
 from fastrack._util.atomic import sync_directory
 from fastrack._util.gate import most_bytes
 from fastrack._util.locations import locate_local

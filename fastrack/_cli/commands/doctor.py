@@ -22,7 +22,7 @@ from fastrack._cli.machine import Cpu, CpuTee, Memory, read_cpu, read_memory, re
 from fastrack._cli.options import Json
 from fastrack._cli.proofs import Proof, lacking_states, read_proofs
 from fastrack._crypto import native
-from fastrack._devices.nvml import Gpu, Graphics, read_graphics
+from fastrack._devices.graphics import Gpu, Graphics, read_graphics
 from fastrack._keys.keyring import KEY_FILE_VARIABLE, KeyFolder, is_path, is_wrapped
 from fastrack._keys.keys import Key
 from fastrack._util.cpus import cpu_quota

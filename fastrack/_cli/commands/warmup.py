@@ -6,7 +6,7 @@ from dataclasses import asdict
 from fastrack._cli.commands.selftest import check_cuda
 from fastrack._cli.console import clean, tell
 from fastrack._cli.options import Json, Silent
-from fastrack._devices.nvml import read_graphics
+from fastrack._devices.graphics import read_graphics
 
 
 def warmup(*, quiet: Silent = False, as_json: Json = False) -> None:

@@ -20,7 +20,7 @@ from fastrack._devices.cuda.driver import RECLAIMERS, CopySpeeds, PageLockedMemo
 from fastrack._devices.cuda.host_memory import measure_copies
 from fastrack._devices.cuda.native import STOPPED, Native, find_functions
 from fastrack._devices.cuda.nvrtc import Kernels, compile_kernels, find_kernels, load_kernels
-from fastrack._devices.nvml import read_confidential, read_graphics
+from fastrack._devices.nvml import absence, read_confidential
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
 from fastrack._util.fork import after_fork
@@ -52,7 +52,7 @@ class CupyDriver:
         try:
             import cupy
         except ImportError as error:
-            if absent := read_graphics().absent:
+            if absent := absence():
                 raise DeviceError(
                     f"{self.name} needs a GPU of NVIDIA, got {absent}: install one, {_INSTEAD}"
                 ) from error
