@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+from fastrack._documents.strict import refuse_constant
 from fastrack.errors import FormatError
 
 NUMBER_LIMIT = 2**53  # not every JSON parser keeps larger integers exactly
@@ -35,7 +36,7 @@ def decode(
     if limit is not None and len(content) > limit:
         raise ValueError(f"expected at most {limit} bytes, got more")
     try:
-        document = json.loads(content.decode("ascii"), parse_constant=_refuse_constant)
+        document = json.loads(content.decode("ascii"), parse_constant=refuse_constant)
     except ValueError:
         raise ValueError("it is no JSON") from None
     if encode(document, end=end) != content:
@@ -45,10 +46,6 @@ def decode(
     for name, value in fixed.items():
         require(type(document[name]) is int and document[name] == value, name)
     return document
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
 
 
 @contextmanager
@@ -69,33 +66,6 @@ def require(holds: object, member: str) -> None:
 def is_number(value: object) -> bool:
     """Return True if a value is an integer from 0 that every JSON parser keeps exactly."""
     return type(value) is int and 0 <= value < NUMBER_LIMIT
-
-
-def parse_strict(text: str) -> Any:
-    """Parse JSON in which each member stands once, numbers are finite and not written as -0, and texts are Unicode."""
-    value = json.loads(text, object_pairs_hook=unique, parse_int=_whole, parse_constant=_refuse_constant)
-    if "\\u" in text:  # by which lone surrogates can be written; those of `surrogateescape` stand for themselves
-        parsed = value
-        try:
-            text.encode()
-        except UnicodeEncodeError:  # without these no second value, which may take four times the text
-            parsed = json.loads(text.encode(errors="surrogateescape").decode(errors="replace"))
-        json.dumps(parsed, ensure_ascii=False).encode()
-    return value
-
-
-def _whole(text: str) -> int:
-    if text == "-0":
-        raise ValueError("expected 0, got -0")
-    return int(text)
-
-
-def unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a JSON object with a repeated member, since parsers differ in the value that they take."""
-    document = dict(members)
-    if len(document) != len(members):
-        raise ValueError("expected each member once")
-    return document
 
 
 def encode_bytes(content: bytes) -> str:

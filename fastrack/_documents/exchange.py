@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Self, TypeVar
 
 from fastrack._documents import canonical
 from fastrack._documents.fields import Field, FieldError, Fields
+from fastrack._documents.strict import unique
 from fastrack._util import gate
 from fastrack.errors import FormatError
 
@@ -70,7 +71,7 @@ class Reader:
         try:
             value = json.loads(
                 text.decode(),
-                object_pairs_hook=canonical.unique,
+                object_pairs_hook=unique,
                 parse_constant=_refuse_constant,
                 parse_float=_parse_finite,
             )

@@ -16,8 +16,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey, MLDSA65PublicKey
 
-from fastrack._documents.canonical import decode_bytes, encode, encode_bytes, parse_strict
+from fastrack._documents.canonical import decode_bytes, encode, encode_bytes
 from fastrack._documents.fields import TEXT, Field, FieldError
+from fastrack._documents.strict import parse_strict
 from fastrack._keys.key_files import PublicKey, SecretKey
 from fastrack._util.gate import admit
 from fastrack._util.rights import open_own

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fastrack._documents import fields
-from fastrack._documents.canonical import parse_strict
+from fastrack._documents.strict import parse_strict
 from fastrack._files.reader import SealedFile
 from fastrack._keys.keyring import KeyRing
 from fastrack._sealed.file_header import ABOUT

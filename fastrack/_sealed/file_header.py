@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from fastrack._documents.canonical import parse_strict, unique
+from fastrack._documents.strict import parse_strict, unique
 from fastrack._sealed.scales import Scale
 from fastrack._sealed.storage import HEADER_LIMIT, HEADER_PREFIX
 from fastrack._tensors import dtypes

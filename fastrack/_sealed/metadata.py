@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from fastrack._documents.canonical import parse_strict
+from fastrack._documents.strict import parse_strict
 from fastrack._sealed.contexts import Binding, Kind, MessageContext
 from fastrack._sealed.file_header import Layout, StoredTensor, is_shape, parse_header, parse_layouts
 from fastrack._sealed.scales import Scale

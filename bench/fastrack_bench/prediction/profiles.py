@@ -11,7 +11,8 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-from fastrack._documents.canonical import parsing, require, unique
+from fastrack._documents.canonical import parsing, require
+from fastrack._documents.strict import unique
 from fastrack.errors import FormatError
 
 TO_DEVICE, TO_HOST = "to_device", "to_host"
