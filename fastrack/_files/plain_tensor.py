@@ -16,14 +16,14 @@ class PlainTensor:
     """Dtype and shape of a plain tensor, and access to its bytes.
 
     `load` may be slow and take memory. It returns a function that returns the bytes from a start to a stop, both
-    multiples of 16 KiB. All bytes are read, in order. Where `push` is given it is called instead, with a file that it
-    writes all bytes to.
+    multiples of 16 KiB. All bytes are read, in order. Where `push` is given it is called instead, with a
+    function that it calls with all bytes in order, in slabs of the writer's size, the last of which may be shorter.
     """
 
     dtype: str
     shape: tuple[int, ...]
     load: Callable[[], Callable[[int, int], Bytes]]
-    push: Callable[[Any], None] | None = None
+    push: Callable[[Callable[[Bytes], None]], None] | None = None
 
     @classmethod
     def of(cls, array: Any) -> PlainTensor:

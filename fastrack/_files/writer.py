@@ -13,10 +13,8 @@ from typing import IO, Any
 import numpy as np
 
 from fastrack._crypto import cobblestone
-from fastrack._crypto.base import Engine
 from fastrack._crypto.engine import get_engine
 from fastrack._files.plain_tensor import PlainTensor
-from fastrack._files.pushed import PushedBytes
 from fastrack._keys.keyring import KeyLike, KeyRing, sealing_key
 from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import Binding, Kind, MessageContext, new_file_id
@@ -291,42 +289,28 @@ def _write_message(
     message_key, header = context.new_key(key)
     schedule = engine.expand_key(message_key)
     message_key.wipe()
+    done = 0
+
+    def seal(slab: Bytes) -> None:
+        """Seal the next bytes. Their chunks are numbered here, so that no two have one nonce, whatever brings them."""
+        nonlocal done
+        first = done // CHUNK_SIZE
+        sealed = memory[: cobblestone.segment_size(first, slab.size, tensor.nbytes)]
+        engine.seal_run(schedule, slab, sealed, first)
+        done += slab.size
+        write_data(out, sealed, slab.size, progress)
+
     try:
         out.write(header.data)
         if tensor.push is not None:
-            _push_message(tensor.push, tensor.nbytes, engine, schedule, memory, out, progress)
+            tensor.push(seal)
             return
         read = tensor.load()
         for first, size in cobblestone.iter_segments(tensor.nbytes, SLAB):
             start = first * CHUNK_SIZE
-            sealed = memory[: cobblestone.segment_size(first, size, tensor.nbytes)]
-            engine.seal_run(schedule, read(start, start + size), sealed, first)
-            write_data(out, sealed, size, progress)
+            seal(read(start, start + size))
     finally:
         schedule.wipe()
-
-
-def _push_message(
-    push: Callable[[Any], None],
-    nbytes: int,
-    engine: Engine,
-    schedule: Any,
-    memory: Bytes,
-    out: IO[bytes],
-    progress: Progress | None,
-) -> None:
-    def seal(slab: Bytes, start: int) -> None:
-        first = start // CHUNK_SIZE
-        sealed = memory[: cobblestone.segment_size(first, slab.size, nbytes)]
-        engine.seal_run(schedule, slab, sealed, first)
-        write_data(out, sealed, slab.size, progress)
-
-    pushed = PushedBytes(nbytes, SLAB, seal)
-    try:
-        push(pushed)
-        pushed.finish()
-    finally:
-        pushed.wipe()
 
 
 def write_plain(tensor: PlainTensor, out: IO[bytes], progress: Progress | None) -> None:

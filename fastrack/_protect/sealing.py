@@ -20,6 +20,7 @@ from fastrack._files.reader import SealedFile, file_in_memory
 from fastrack._files.writer import SLAB, write_sealed
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
+from fastrack._protect.pushed import PushedBytes
 from fastrack._sealed.file_header import parse_header
 from fastrack._sealed.storage import HEADER_LIMIT, HEADER_PREFIX
 from fastrack._tensors import arrays
@@ -66,7 +67,16 @@ def seal_stream(protection: Protection, run: Run, target: Any) -> None:
     """Seal what `run` writes into a new file, or into a file of the caller's. It runs twice, first to be counted."""
     counted = Sink(lambda _: None)
     run(counted, False)
-    tensor = PlainTensor("U8", (counted.size,), _unread, lambda out: run(Sink(out.write), True))
+
+    def push(seal: Callable[[Bytes], None]) -> None:
+        pushed = PushedBytes(counted.size, SLAB, seal)
+        try:
+            run(Sink(pushed.write), True)
+            pushed.finish()
+        finally:
+            pushed.wipe()
+
+    tensor = PlainTensor("U8", (counted.size,), _unread, push)
     sealed_to: Any = locate(target) if is_path(target) else _Whole(target)
     # Small streams keep their content in a rehearsal: in memory or on their way to another process they are read.
     keeping = counted.size <= SLAB and not is_path(target)

@@ -12,9 +12,9 @@ from fastrack._tensors.arrays import Bytes
 
 
 class PushedBytes:
-    """File for writing exactly `nbytes`, each slab of which goes to `seal` with the number of bytes before it."""
+    """File for writing exactly `nbytes`, each slab of which goes to `seal`."""
 
-    def __init__(self, nbytes: int, slab: int, seal: Callable[[Bytes, int], None]) -> None:
+    def __init__(self, nbytes: int, slab: int, seal: Callable[[Bytes], None]) -> None:
         self._nbytes, self._seal = nbytes, seal
         self._slab = arrays.empty_bytes(min(slab, nbytes))
         self._held = self._done = 0  # bytes in the slab, and bytes sealed before
@@ -53,7 +53,7 @@ class PushedBytes:
 
     def _pass(self, slab: Bytes) -> None:
         self._held = 0
-        self._seal(slab, self._done)
+        self._seal(slab)
         self._done += slab.size
 
     def _other_size(self, which: str) -> ValueError:
