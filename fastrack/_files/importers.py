@@ -20,7 +20,7 @@ from fastrack._files.reader import SealedFile
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.locations import locate_local
-from fastrack._util.regular_file import open_regular, require_end
+from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError
 
 _ESCAPES_FOLDER = re.compile(r"^([/\\]|[a-z]:)|(^|[/\\])\.\.([/\\]|$)", re.IGNORECASE)  # on Windows, too
@@ -56,7 +56,7 @@ def whole_file(path: Path) -> PlainTensor:
     """Map the content of a file as one vector of bytes."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        require_end(file, size, path)
+        _require_end(file, size, path)
         memory = np.memmap(file, np.uint8, "r", shape=(size,)) if size else np.empty(0, np.uint8)
     return PlainTensor.of(memory)
 
@@ -158,3 +158,11 @@ def refuse_malformed(path: Path) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno not in {None, errno.EINVAL}:
             raise
         raise FormatError(f"{path} is not an {path.suffix} file that can be sealed: {error!s:.300}") from None
+
+
+def _require_end(file: io.FileIO, size: int, path: str | os.PathLike[str]) -> None:
+    """Raise OSError if a file has more than `size` bytes, like files of /proc and growing files."""
+    file.seek(size)
+    if file.read(1):
+        message = f"expected {size} bytes as its size says, got more; copy it, and use the copy"
+        raise OSError(errno.EINVAL, message, os.fspath(path))

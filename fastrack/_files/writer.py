@@ -168,14 +168,6 @@ def _require_own(name: str, tensor: SealedTensor, key: Key, plain: frozenset[str
     authenticate_headers([tensor], KeyRing(key))
 
 
-def write_checkpoint(
-    tensors: Mapping[str, Any], path: str | os.PathLike[str], key: KeyLike | None, file_id: str | None = None
-) -> None:
-    """Seal the tensors of a checkpoint into a new file. They open as a checkpoint only. A `file_id` must be new."""
-    described = {name: PlainTensor.of(tensor) for name, tensor in tensors.items()}
-    write_sealed(described, locate(path), sealing_key(key), frozenset(), {}, None, kind="checkpoint", file_id=file_id)
-
-
 def plain_names(plain: Iterable[str]) -> frozenset[str]:
     """Return the names of a ``plain=`` argument."""
     if isinstance(plain, str):

@@ -221,14 +221,6 @@ class KeyRing:
         return f"<KeyRing {', '.join(parts) or 'empty'}>"
 
 
-def common_ring(rings: Iterable[KeyRing | None]) -> KeyRing | None:
-    """Return the ring of several datasets, or one of the keys that all of them have. None if one has no ring."""
-    first, *others = dict.fromkeys(rings)  # by identity
-    if not others or first is None or None in others:
-        return None if others else first
-    return KeyRing(key for key in first if all(ring is not None and key in ring for ring in others))
-
-
 class _Providers:
     """The providers of a ring, and a cache of their keys."""
 

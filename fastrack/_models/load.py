@@ -15,9 +15,9 @@ from fastrack._files.reader import SealedFile
 from fastrack._files.writer import save_file
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource
 from fastrack._models.safe_open import require_tensors
-from fastrack._models.sharded import save_gathered
+from fastrack._models.sharded import save_gathered, select_box
 from fastrack._sealed.scales import WIDENED
-from fastrack._sealed.tensor import SealedRows, SealedTensor, select_box
+from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._sets.folder import SealedFolder, merge_tensors, open_folder
 from fastrack._sets.load_file import load_file, resolve_anchor
 from fastrack._tensors import dtypes

@@ -1,15 +1,16 @@
-"""Write DTensors, each process with its own part, into one sealed file."""
+"""Write DTensors, each process with its own part, into one sealed file, and select the part of a process."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fastrack._files.plain_tensor import PlainTensor
 from fastrack._files.writer import write_sealed
 from fastrack._keys.keyring import KeyLike, sealing_key
 from fastrack._sealed.contexts import Kind
+from fastrack._sealed.tensor import SealedRows, SealedTensor, require_whole_bytes, restore_box
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
 from fastrack._tensors.sharded import is_sharded
@@ -76,3 +77,23 @@ def _gather(tensor: Any) -> Any:
 
     with torch.no_grad():
         return tensor.full_tensor()
+
+
+def select_box(tensor: SealedTensor, offsets: Sequence[int], sizes: Sequence[int]) -> SealedTensor | SealedRows:
+    """Return a handle on the box of a tensor at `offsets` with the shape `sizes`, or the tensor if this is all of it.
+
+    Raise IndexError if the box is not inside the tensor, and TypeError for elements smaller than a byte.
+    """
+    offsets, sizes = tuple(offsets), tuple(sizes)
+    shape = tensor.shape
+    if not len(offsets) == len(sizes) == len(shape) or not all(
+        0 <= offset <= offset + size <= extent for offset, size, extent in zip(offsets, sizes, shape, strict=True)
+    ):
+        raise IndexError(
+            f"part of tensor {tensor.name!r:.200}: expected one inside {list(shape)}, got {list(sizes)} at "
+            f"{list(offsets)}. Shard it by its own shape"
+        )
+    if sizes == shape:
+        return tensor
+    require_whole_bytes(tensor)
+    return restore_box(tensor, offsets, sizes, sizes)

@@ -440,26 +440,6 @@ class TensorRows(SealedRows):
         return unpickle, ("TensorRows", self._tensor, self._plan)
 
 
-def select_box(tensor: SealedTensor, offsets: Sequence[int], sizes: Sequence[int]) -> SealedTensor | SealedRows:
-    """Return a handle on the box of a tensor at `offsets` with the shape `sizes`, or the tensor if this is all of it.
-
-    Raise IndexError if the box is not inside the tensor, and TypeError for elements smaller than a byte.
-    """
-    offsets, sizes = tuple(offsets), tuple(sizes)
-    shape = tensor.shape
-    if not len(offsets) == len(sizes) == len(shape) or not all(
-        0 <= offset <= offset + size <= extent for offset, size, extent in zip(offsets, sizes, shape, strict=True)
-    ):
-        raise IndexError(
-            f"part of tensor {tensor.name!r:.200}: expected one inside {list(shape)}, got {list(sizes)} at "
-            f"{list(offsets)}. Shard it by its own shape"
-        )
-    if sizes == shape:
-        return tensor
-    _require_whole_bytes(tensor)
-    return restore_box(tensor, offsets, sizes, sizes)
-
-
 def select_slices(tensor: SealedTensor, index: tuple[Any, ...]) -> SealedRows:
     """Return the part of a tensor at an index of integers and slices of step 1, like NumPy.
 
@@ -490,11 +470,12 @@ def select_slices(tensor: SealedTensor, index: tuple[Any, ...]) -> SealedRows:
             raise IndexError(f"index {row} of tensor {tensor.name!r:.200} is out of range: {extent} are there")
         ranges.append((row % extent, 1))
     offsets, sizes = tuple(offset for offset, _ in ranges), tuple(size for _, size in ranges)
-    _require_whole_bytes(tensor)
+    require_whole_bytes(tensor)
     return restore_box(tensor, offsets, sizes, tuple(kept))
 
 
-def _require_whole_bytes(tensor: SealedTensor) -> None:
+def require_whole_bytes(tensor: SealedTensor) -> None:
+    """Refuse to select parts of a tensor whose elements are smaller than a byte."""
     if dtypes.BITS[tensor.dtype] % 8:
         raise TypeError(
             f"part of tensor {tensor.name!r:.200}: expected elements of whole bytes, got {tensor.dtype}. Open it whole"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fastrack._crypto.gather import ByteRanges, LazyRanges
-from fastrack._keys.keyring import KeyRing, common_ring
+from fastrack._keys.keyring import KeyRing
 from fastrack._sealed.tensor import MessageRanges, SealedRows, SealedTensor, TensorRows
 from fastrack._tensors import arrays
 from fastrack._training.handles import DatasetRows, Lengths, Samples
@@ -154,3 +154,11 @@ class StackedRows(SealedRows):
 
     def __reduce__(self) -> tuple[object, ...]:
         return unpickle, ("StackedRows", self._handles)
+
+
+def common_ring(rings: Iterable[KeyRing | None]) -> KeyRing | None:
+    """Return the ring of several data sets, or one of the keys that all of them have. None if one has no ring."""
+    first, *others = dict.fromkeys(rings)  # by identity
+    if not others or first is None or None in others:
+        return None if others else first
+    return KeyRing(key for key in first if all(ring is not None and key in ring for ring in others))

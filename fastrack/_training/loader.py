@@ -12,8 +12,9 @@ from types import FunctionType
 from typing import Any, NoReturn, Self, SupportsIndex
 
 from fastrack._devices import canonical
-from fastrack._keys.keyring import KeyRing, KeySource, common_ring
+from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._keys.keys import Key
+from fastrack._training.collate import common_ring
 from fastrack._training.prefetch import BatchSource, LoaderLock, PrefetchThread, ReadyBatch
 from fastrack._training.side_stream import SideStream, side_stream
 from fastrack._util.public import public

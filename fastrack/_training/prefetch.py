@@ -17,14 +17,15 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from fastrack._crypto.gather import LazyRanges
 from fastrack._keys.keyring import KeyRing
 from fastrack._sealed.message_headers import authenticate_remote
 from fastrack._sealed.message_headers import prefetch as begin_downloads
-from fastrack._sealed.tensor import SealedTensor
+from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._training.side_stream import SideStream
 from fastrack._transfer.api import to_device
-from fastrack._transfer.inputs import wanted_of
 from fastrack._util.fork import per_process, register_fork_reset
+from fastrack._util.tree import Tree
 from fastrack.errors import ClosedError, FastrackError
 
 _EXIT_TIMEOUT = 5  # seconds that the exit of the process waits for prefetch threads
@@ -128,7 +129,7 @@ class BatchSource:
         item = ReadyBatch(batch, state)
         if self._downloads:
             with suppress(OSError, FastrackError):  # opening the batch raises them again
-                messages = list(wanted_of(batch))
+                messages = list(_wanted_of(batch))
                 new = [tensor for tensor, _ in messages if tensor not in self._authenticated]
                 if new and authenticate_remote(new, self._keys):
                     self._authenticated.update(new)
@@ -262,3 +263,12 @@ def _stop_all() -> None:
         thread.stop()
     for thread in threads:
         thread.join(max(0, deadline - time.monotonic()))
+
+
+def _wanted_of(tree: Any) -> Iterator[tuple[SealedTensor, LazyRanges | None]]:
+    """Yield the messages of a pytree, each with its lazy byte ranges; None for all bytes."""
+    for leaf in Tree(tree).leaves:
+        if isinstance(leaf, SealedTensor):
+            yield leaf, None
+        elif isinstance(leaf, SealedRows):
+            yield from leaf.slices()

@@ -381,12 +381,3 @@ class Opened:
         """Return the name and the path of the tensor of a message; (None, None) for an array."""
         tensor = self.parts[message]
         return (None, None) if tensor is None else (tensor.name, tensor.path)
-
-
-def wanted_of(tree: Any) -> Iterator[tuple[SealedTensor, LazyRanges | None]]:
-    """Yield the messages of a pytree, each with its lazy byte ranges; None for all bytes."""
-    for leaf in Tree(tree).leaves:
-        if isinstance(leaf, SealedTensor):
-            yield leaf, None
-        elif isinstance(leaf, SealedRows):
-            yield from leaf.slices()

@@ -87,11 +87,3 @@ def matches(path: Path) -> list[Path]:
 def no_match(pattern: Location) -> FileNotFoundError:
     """Return the error for a pattern that matches nothing."""
     return FileNotFoundError(errno.ENOENT, "expected files that match this pattern, got none. Check it", str(pattern))
-
-
-def require_end(file: io.FileIO, size: int, path: str | os.PathLike[str]) -> None:
-    """Raise OSError if a file has more than `size` bytes, like files of /proc and growing files."""
-    file.seek(size)
-    if file.read(1):
-        message = f"expected {size} bytes as its size says, got more; copy it, and use the copy"
-        raise OSError(errno.EINVAL, message, os.fspath(path))

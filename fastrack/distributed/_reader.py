@@ -20,10 +20,11 @@ from fastrack._devices import canonical
 from fastrack._files.reader import SealedFile
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._models.load import Step, fill, fill_in_order, fits_in_place
+from fastrack._models.sharded import select_box
 from fastrack._sealed.contexts import Edition, new_file_id
 from fastrack._sealed.message_headers import open_headers
 from fastrack._sealed.seal import unseal
-from fastrack._sealed.tensor import SealedTensor, select_box
+from fastrack._sealed.tensor import SealedTensor
 from fastrack._sets.anchor import Anchor
 from fastrack._sets.load_file import load_file, resolve_anchor
 from fastrack._tensors.arrays import Framework

@@ -31,7 +31,7 @@ from fastrack import (
     to_host,
     unseal,
 )
-from fastrack._sealed.tensor import select_box
+from fastrack._models.sharded import select_box
 
 KEY = Key.from_bytes(bytes(range(32)))
 

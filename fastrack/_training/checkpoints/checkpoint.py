@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastrack._devices import canonical
+from fastrack._files.plain_tensor import PlainTensor
 from fastrack._files.reader import SealedFile
-from fastrack._files.writer import write_checkpoint
-from fastrack._keys.keyring import KeyLike, KeyRing, KeySource
+from fastrack._files.writer import write_sealed
+from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._models.sharded import save_gathered
 from fastrack._sealed.seal import unseal
 from fastrack._sealed.tensor import SealedTensor
@@ -19,7 +20,7 @@ from fastrack._tensors.arrays import Framework
 from fastrack._tensors.sharded import is_sharded
 from fastrack._training.checkpoints.state import decode_state, encode_state
 from fastrack._transfer.api import to_device
-from fastrack._util.locations import require_path
+from fastrack._util.locations import locate, require_path
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FormatError
 
@@ -83,14 +84,15 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, key: KeyLike | Non
 
 
 def save_state(path: str | os.PathLike[str], state: Any, key: KeyLike | None, file_id: str | None = None) -> None:
-    """Save a checkpoint, of all processes or under a new file id."""
+    """Save a checkpoint, of all processes, or under a file id that must be new."""
     text, arrays = encode_state(state)
     tensors = {str(number): array for number, array in enumerate(arrays)}
     tensors = {_SKELETON: np.frombuffer(text, np.uint8), **tensors}
     if any(map(is_sharded, arrays)):
         save_gathered(tensors, path, key, kind="checkpoint")
     else:
-        write_checkpoint(tensors, path, key, file_id)
+        plain = {name: PlainTensor.of(tensor) for name, tensor in tensors.items()}
+        write_sealed(plain, locate(path), sealing_key(key), frozenset(), {}, None, kind="checkpoint", file_id=file_id)
 
 
 @public
