@@ -7,7 +7,7 @@ from conftest import MIB
 
 from fastrack import seal
 from fastrack._bench.measure import interleave
-from fastrack._util import trace as timeline
+from fastrack._transfer import timeline
 
 CALLS = {4 << 10: 200, 64 << 10: 100, MIB: 20, 64 * MIB: 1}
 

@@ -61,7 +61,7 @@ from fastrack._protect.folders import write_folder as write_folder
 from fastrack._models.mounts import mount_folder as mount_folder
 from fastrack._models.safe_open import load_tensors as load_tensors, safe_open as safe_open
 from fastrack._transfer.vault import Ticket as Ticket, Vault as Vault
-from fastrack._util.trace_file import trace as trace
+from fastrack._transfer.trace_file import trace as trace
 from fastrack._version import __version__ as __version__
 from fastrack.errors import (
     AttestationError as AttestationError,

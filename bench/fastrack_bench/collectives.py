@@ -22,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fastrack._bench.measure import Times
 from fastrack._keys.keys import Key
-from fastrack._util.trace import Timeline, recording
-from fastrack._util.trace_file import spans_of
+from fastrack._transfer.timeline import Timeline, recording
+from fastrack._transfer.trace_file import spans_of
 from fastrack.distributed import SecureGroup
 from fastrack.distributed._transport import PointToPoint
 from fastrack.errors import FastrackError

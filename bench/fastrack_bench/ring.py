@@ -11,7 +11,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fastrack._crypto.base import Bytes
-from fastrack._util.trace import span
+from fastrack._transfer.timeline import span
 from fastrack.distributed._operation import split
 from fastrack.distributed._transport import Pending, Transport
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE

@@ -11,8 +11,8 @@ from bench.gpu.gpu import Skip, WrongResultError
 from bench.gpu.host_data import noise
 from bench.gpu.timing import Row, Times, wall
 from fastrack import Key, seal
-from fastrack._util.trace import recording
-from fastrack._util.trace_file import spans_of
+from fastrack._transfer.timeline import recording
+from fastrack._transfer.trace_file import spans_of
 
 _RUNS = 7
 

@@ -17,7 +17,7 @@ from fastrack._bench.steps import open_steps
 from fastrack._keys.keys import Key
 from fastrack._sealed.seal import seal
 from fastrack._transfer.channel import Channel
-from fastrack._util.trace_file import trace
+from fastrack._transfer.trace_file import trace
 
 _SMALL = 16 << 20  # bytes of plaintext up to which a run is short, and its time varies
 _TOTAL = 2 << 30  # bytes that all rounds of a small tensor move

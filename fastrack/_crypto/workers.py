@@ -63,7 +63,7 @@ def share(kernel: Callable[..., int], arguments: tuple[Any, ...], workers: int, 
     At most `wakes` workers are woken, or one in a streak of such calls.
     No thread uses the memory that the arguments point into after this has ended, however it ends.
     """
-    timeline = trace.current() if workers > 0 else None
+    timeline = trace.active if workers > 0 else None
     if timeline is None:
         return kernel(*arguments, workers, wakes, _boxes, 0)
     spans = array("q", bytes(8 * (1 + 3 * workers)))

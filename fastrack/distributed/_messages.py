@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fastrack._crypto.base import Bytes
-from fastrack._util.trace import span
+from fastrack._transfer.timeline import span
 from fastrack.distributed._places import Place
 from fastrack.distributed._session import GroupSession, Route
 from fastrack.distributed._transport import Pending, Transport

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 import torch
 
-from fastrack._util.trace import span
+from fastrack._transfer.timeline import span
 from fastrack.distributed._link import Link
 from fastrack.distributed._messages import Incoming, Outgoing, Slabs
 from fastrack.distributed._places import Place

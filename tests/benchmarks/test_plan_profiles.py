@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from helpers.profiles import CACHES, GRID, STAGES, document
 
-from fastrack._util.trace_file import trace
+from fastrack._transfer.trace_file import trace
 from fastrack.errors import FormatError
 
 pytest.importorskip("fastrack_bench")

@@ -24,8 +24,8 @@ from emulator.__main__ import emulator
 from fastrack import Channel, DeviceError, Key
 from fastrack._cli.commands import doctor
 from fastrack._devices.cuda import nvrtc
-from fastrack._util.trace import recording
-from fastrack._util.trace_file import spans_of
+from fastrack._transfer.timeline import recording
+from fastrack._transfer.trace_file import spans_of
 from fastrack.format import chunk_offset
 
 MIB = 1 << 20

@@ -11,8 +11,8 @@ from fastrack._crypto.vector import JobTable
 from fastrack._sealed import contexts
 from fastrack._transfer import channel as channels
 from fastrack._transfer.inputs import Inputs
-from fastrack._util.trace import recording
-from fastrack._util.trace_file import spans_of
+from fastrack._transfer.timeline import recording
+from fastrack._transfer.trace_file import spans_of
 from fastrack.format import ciphertext_size
 
 SIZE = 40_000

@@ -22,8 +22,8 @@ import fastrack
 from fastrack import AuthenticationError, Channel, DeviceError, Key
 from fastrack._crypto import workers
 from fastrack._devices.cuda.device import CudaDevice
-from fastrack._transfer import channel
-from fastrack._util import trace, trace_file
+from fastrack._transfer import channel, timeline, trace_file
+from fastrack._util import trace
 from fastrack.format import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
 
 KEY = Key.from_bytes(bytes(range(32)))
@@ -257,7 +257,7 @@ def test_a_fault_under_a_trace_is_told_as_without(gpu, path, number):
 def test_nothing_is_timed_while_no_trace_is_taken(gpu, path):
     driver, opened = gpu
     opened.to_device(SEALED, framework="cupy")
-    assert trace.current() is None
+    assert trace.active is None
     assert driver.calls["elapsed"] == 0
     traced(path, lambda: opened.to_device(SEALED, framework="cupy"))
     assert (driver.calls["elapsed"] > 0) is not driver.confidential
@@ -267,7 +267,7 @@ def test_the_trace_of_a_block_that_fails_is_written(opened, path):
     with pytest.raises(AuthenticationError, match="chunk 7"), fastrack.trace(path):
         opened.to_device(tampered(SEALED, HEADER_SIZE + 7 * SEALED_CHUNK_SIZE), framework="numpy")
     assert names(mine(spans_of(path))) == ["to_device", "prepare", "open", "release"]
-    assert trace.current() is None
+    assert trace.active is None
 
 
 def test_there_is_one_trace_at_a_time(opened, path, tmp_path):
@@ -288,7 +288,7 @@ def test_a_trace_that_cannot_be_written_is_refused_before_anything_is_done(tmp_p
     with pytest.raises(OSError, match="name another"), fastrack.trace(tmp_path):
         done.append(1)
     assert not done
-    assert trace.current() is None
+    assert trace.active is None
 
 
 def test_an_error_of_the_block_is_told_before_one_of_its_trace(path, monkeypatch):
@@ -313,9 +313,9 @@ def test_a_trace_that_is_being_written_ends_no_other(path, tmp_path, monkeypatch
     monkeypatch.setattr(trace_file, "_write", slow)
     with fastrack.trace(path):
         pass
-    assert trace.current() is not None
+    assert trace.active is not None
     inner[0].__exit__(None, None, None)
-    assert trace.current() is None
+    assert trace.active is None
     assert sorted(tmp_path.iterdir()) == [tmp_path / "other.json", path]
 
 
@@ -343,7 +343,7 @@ def test_what_a_span_says_survives_a_name_that_json_must_escape(opened, path):
 
 def test_a_forked_child_traces_nothing_and_writes_nothing(path):
     with fastrack.trace(path):
-        assert in_forked_child(lambda: trace.current() is None)
+        assert in_forked_child(lambda: trace.active is None)
         assert in_forked_child(lambda: fork_leaves_the_block(path.with_name("child.json")))
     assert list(path.parent.iterdir()) == [path]
 
@@ -363,7 +363,7 @@ def fork_leaves_the_block(path):
 
 
 def test_spans_that_come_after_the_end_do_no_harm():
-    with trace.recording() as kept:
+    with timeline.recording() as kept:
         pass
     kept.add("late", kept.zero, kept.zero + 5, {})
     assert [span.name for span in trace_file.spans_of(kept)] == ["late"]

@@ -10,7 +10,6 @@ from enum import Enum, auto
 from fastrack._crypto.base import Messages
 from fastrack._devices.base import BadChunk, Slab, SpanCallback, StagingBuffer
 from fastrack._devices.cuda.buffers import CudaStagingBuffer
-from fastrack._devices.cuda.clock import Clock
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.recorder import CommandList, MessageRecorder, Resources
 from fastrack._util import trace
@@ -42,7 +41,7 @@ class CudaOperation:
         self._pipeline = pipeline = resources.pipeline
         self._driver = pipeline.driver
         self._note = note
-        timeline = trace.current()
+        timeline = trace.active
         self._error: BaseException | None = None
         self._cleared = False  # whether the state was wiped on the device after an error
         self._result: _Result | None = None
@@ -53,7 +52,7 @@ class CudaOperation:
         self._state = state = resources.states.acquire(len(messages))
         try:
             # In confidential mode events have no true times.
-            clock = None if timeline is None or pipeline.confidential else Clock(timeline, self._driver, pipeline.idle)
+            clock = None if timeline is None or pipeline.confidential else timeline.clock(self._driver, pipeline.idle)
             self._recorder = MessageRecorder(resources, state, messages, lane, key, call, clock)
             self._list = self._recorder.new_list()
             self._recorder.start(self._list.commands)

@@ -28,7 +28,6 @@ import numpy.typing as npt
 from fastrack._crypto.base import Bytes, HostMemory, Messages, address
 from fastrack._devices.base import BAD_PLAN, NO_VERDICT, BadChunk, Segment, Slab
 from fastrack._devices.cuda.buffers import GOOD, CudaStagingBuffer, MessageState, MessageStatePool
-from fastrack._devices.cuda.clock import Clock
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Event, Stream
 from fastrack._devices.cuda.gather_plan import SealedPlan, align, room_for, seal_plan
@@ -36,6 +35,7 @@ from fastrack._devices.cuda.launches import Launch, check_run, launches_of
 from fastrack._devices.cuda.link import LINK_BITS, Link, LinkKey, Wrapped
 from fastrack._devices.cuda.streams import Lane, Pipeline
 from fastrack._devices.cuda.table import TableSegment, name_of, pack_table, parse_name
+from fastrack._util.trace import DeviceClock
 from fastrack.errors import DeviceError
 from fastrack.format import SEALED_CHUNK_SIZE
 
@@ -105,7 +105,7 @@ class MessageRecorder:
         lane: Lane,
         key: LinkKey,
         call: int,
-        clock: Clock | None,
+        clock: DeviceClock | None,
     ) -> None:
         self._resources = resources
         self._state = state

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Driver, Event, Stream
-from fastrack._util.trace import Detail, Timeline
+from fastrack._util.trace import Detail
 from fastrack.errors import DeviceError
 
 
@@ -19,8 +19,8 @@ class Clock:
     A clock serves one message: host and device drift apart, and the device counts milliseconds in 24 bits.
     """
 
-    def __init__(self, timeline: Timeline, driver: Driver, stream: Stream) -> None:
-        self._timeline = timeline
+    def __init__(self, add: Callable[..., None], driver: Driver, stream: Stream) -> None:
+        self._add = add
         self._driver = driver
         self._zero = driver.event(timed=True)
         commands = Commands()
@@ -39,7 +39,7 @@ class Clock:
         yield
         commands.record(stop, stream)
         row = self._driver.name, track, stream.ptr
-        self._timeline.add_deferred(name, row, partial(self._times, start, stop), detail)
+        self._add(name, row, partial(self._times, start, stop), detail)
 
     def _times(self, start: Event, stop: Event) -> tuple[int, int]:
         commands = Commands()

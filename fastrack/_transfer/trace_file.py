@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fastrack._transfer.timeline import HOST, Recorded, Timeline, recording
 from fastrack._util.atomic import new_file
 from fastrack._util.locations import require_local
 from fastrack._util.public import public
-from fastrack._util.trace import HOST, Detail, Recorded, Steps, Timeline, recording
+from fastrack._util.trace import Detail, Steps
 from fastrack._version import __version__
 from fastrack.errors import DeviceError
 
