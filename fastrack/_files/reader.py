@@ -152,7 +152,7 @@ class SealedFile(Mapping[str, SealedTensor]):
         dtype, shape, start, stop = self._stored[name]
         memory = self._open_storage().view(start, stop)
         if self._entry is not None and name in self._entry.plain:
-            memory = memory.copy()
+            memory = memory.copy()  # before it is checked: the file may be written to meanwhile
             memory.flags.writeable = False
             self._entry.check_plain(name, memory, self.path)
         return dtype, shape, memory

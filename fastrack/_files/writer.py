@@ -165,7 +165,7 @@ def _require_own(name: str, tensor: SealedTensor, key: Key, plain: frozenset[str
         raise ValueError(f"{name!r:.200} is part of a {tensor.context.kind}, and of no other file. Unseal it first")
     if name in plain:
         raise ValueError(f"plain= names {name!r:.200}, which is sealed. Unseal it first")
-    authenticate_headers([tensor], KeyRing(key))
+    authenticate_headers([tensor], KeyRing(key))  # else its binding would vouch for an altered context
 
 
 def plain_names(plain: Iterable[str]) -> frozenset[str]:

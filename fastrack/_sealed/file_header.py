@@ -182,11 +182,11 @@ def _parse_compact(text: str, body: int) -> tuple[dict[str, str], dict[str, Stor
         return None
     names = parts[1::6]
     layouts = _layouts(names, parts[2::6], parts[3::6])
-    if layouts is None or len(layouts) != len(names) or "__metadata__" in layouts:
+    if layouts is None or len(layouts) != len(names) or "__metadata__" in layouts:  # a name twice, or a reserved one
         return None
     kinds, shapes, sizes, _ = zip(*layouts.values(), strict=True)
     offsets = list(map(str, accumulate(sizes, initial=0)))
-    if parts[4::6] != offsets[:-1] or parts[5::6] != offsets[1:]:
+    if parts[4::6] != offsets[:-1] or parts[5::6] != offsets[1:]:  # a gap, or bytes of two tensors
         return None
     edges = list(accumulate(sizes, initial=body))
     stored = map(StoredTensor._make, zip(kinds, shapes, edges, edges[1:], strict=False))

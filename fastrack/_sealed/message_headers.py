@@ -97,7 +97,7 @@ def open_local_headers(
             tensor.add_path(error)
             raise
     _derive(keys, groups.values(), tensors)
-    for cache, owner, proof, row in storing:
+    for cache, owner, proof, row in storing:  # not before: by now all headers are authentic
         cache.store(owner, proof, keys, row)
 
 

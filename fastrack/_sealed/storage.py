@@ -125,7 +125,7 @@ def read_head(read: Callable[[int, int], bytes], size: int) -> bytes:
     """
     head = read(0, min(size, _FIRST_READ))
     stop = HEADER_PREFIX + int.from_bytes(head[:HEADER_PREFIX], "little")
-    if len(head) < stop <= min(size, HEADER_LIMIT):
+    if len(head) < stop <= min(size, HEADER_LIMIT):  # for a larger claim nothing is read: it is refused
         head += read(len(head), stop)
     return head[:stop]
 

@@ -245,7 +245,7 @@ class Channel:
             Failures of other threads' transfers are reported as `ResourceWarning` and to the logger "fastrack".
         """
         if self._guard.close_and_drain():
-            with ExitStack() as closing:  # every step runs, even if one fails
+            with ExitStack() as closing:  # every step runs, even if one fails, the last one first
                 closing.callback(self._device.close)
                 for pool in self._pools:
                     closing.callback(pool.close)
@@ -359,7 +359,7 @@ class Channel:
         """
         operation: DeviceOperation | None = None
         try:
-            for number in padded:
+            for number in padded:  # no message fills all of these
                 self._device.clear(targets[number])
             if messages.nbytes:
                 operation = self._move(messages, record, "open", wait=owner is None)
@@ -384,7 +384,7 @@ class Channel:
             while remaining:
                 with suppress(DeviceError):
                     self._device.clear(remaining[-1])
-                remaining.pop()
+                remaining.pop()  # not before it is cleared: an interrupt leaves it to the call below
         finally:
             if remaining:  # an interrupt ended the loop
                 self._clear(remaining)

@@ -373,7 +373,7 @@ class Opened:
             if part is not None and number in self.inputs.scales:
                 found = part.context.scale
                 assert found is not None
-                memory, columns = memories[message - 1], grid(part.shape)[1]
+                memory, columns = memories[message - 1], grid(part.shape)[1]  # the scales come right before
                 scalings[message] = Scaling(memory, found.dtype, part.context.dtype, columns, *found.block)
         return scalings
 

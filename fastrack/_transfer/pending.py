@@ -35,7 +35,7 @@ class Owners:
     def __init__(self) -> None:
         self._owners: list[Owner] = []
         self.reset_after_fork()
-        weakref.finalize(self, _give_up, self._owners).atexit = False
+        weakref.finalize(self, _give_up, self._owners).atexit = False  # `_give_up_at_exit` waits first
         _all_owners.add(self)
 
     def reset_after_fork(self) -> None:
@@ -58,7 +58,7 @@ class Owners:
 
     def open_group(self) -> Owner:
         """Return a new owner, which is kept until `close_group`."""
-        owner = Owner("a group of transfers", lambda: True)
+        owner = Owner("a group of transfers", lambda: True)  # never gone: its block ends it
         self._owners.append(owner)
         return owner
 
@@ -124,7 +124,7 @@ class Owner:
 
     def poll(self) -> bool:
         """Collect the results of operations that are done, without waiting, and return whether none is left."""
-        if self._lock.acquire(blocking=False):
+        if self._lock.acquire(blocking=False):  # else another thread collects them
             try:
                 for started in [started for started in self._started if started.operation.done()]:
                     self._collect_results(started)

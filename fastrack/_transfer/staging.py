@@ -194,4 +194,4 @@ def _wipe(buffers: Sequence[StagingBuffer]) -> None:
     with ExitStack() as wiping:  # every buffer is wiped, even if one fails
         for buffer in buffers:
             wiping.callback(buffer.wipe)
-            wiping.callback(buffer.wait)
+            wiping.callback(buffer.wait)  # runs before the wipe, as the last one added
