@@ -175,7 +175,7 @@ class MessageKeyCache:
 
     def load(self, message: object, proof: object, keys: MessageKeys, row: int) -> bool:
         """Copy the key of a message to a row, and return whether the cache had it with an equal proof."""
-        number = id(message)
+        number = id(message)  # which a later object may have, so the owner is compared below
         kept = self._entries.get(number)
         if kept is None:
             return False

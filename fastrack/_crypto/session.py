@@ -35,7 +35,7 @@ class Session:
     def reset_after_fork(self) -> None:
         """Start over with a new secret, unless the session was wiped."""
         self._owner = os.getpid()
-        self._counter = 0
+        self._counter = 0  # may begin again, as the secret is new: no key of before comes back
         if self._secret is not None:
             self._secret[:] = os.urandom(len(self._secret))
 

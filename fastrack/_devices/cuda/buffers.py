@@ -134,7 +134,7 @@ class MessageState:
 
     def begin(self, commands: Commands, stream: Any) -> None:
         """Reset the verdict before the first launch of a call, where an earlier call may have left another."""
-        self._words.fill(_UNKNOWN)
+        self._words.fill(_UNKNOWN)  # so that a verdict that does not arrive is not the one of before
         if self.is_stale:
             commands.fill(self.verdict, 0xFF, _PLACE_SIZE, stream)
         self.is_stale = True

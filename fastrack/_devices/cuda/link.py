@@ -68,7 +68,7 @@ class LinkKey:
     """
 
     def __init__(self, place: _Place, engine: Engine) -> None:
-        self.users: WeakSet[object] = WeakSet()
+        self.users: WeakSet[object] = WeakSet()  # a call that is dropped without its end uses it no more
         self.calls = 0
         self.next = 0
         self._engine = engine
@@ -93,7 +93,7 @@ class LinkKey:
             commands.upload(place, row, pipeline.uploads)
             arguments = [place, self.state, 0, 0, 1, LINK_CALL]
             commands.launch(pipeline.driver.functions["prepare"], 1, arguments, pipeline.uploads)
-            commands.fill(place, 0, KEY_SIZE, pipeline.uploads)
+            commands.fill(place, 0, KEY_SIZE, pipeline.uploads)  # from here on there is only the expanded key
             commands.record(event, pipeline.uploads)
             commands.synchronize(event)
             try:

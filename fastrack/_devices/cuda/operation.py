@@ -167,7 +167,7 @@ class CudaOperation:
         else:
             cleared = True
         self._pipeline.synchronize_all(self._lane)
-        self._cleared = cleared
+        self._cleared = cleared  # after the wait: then another call may have the state
 
     def _release_cleared(self) -> None:
         """Release the message state after an error, once."""

@@ -251,7 +251,7 @@ class MessageRecorder:
                 raise DeviceError("it has not run all that seals the messages; start the process again")
         elif self._launched:
             lowest, plan_chunk, ticket = self._state.words
-            if ticket != self._last_ticket:
+            if ticket != self._last_ticket:  # a launch has not reported: it may not have run
                 return BadChunk(0, NO_VERDICT)
             if plan_chunk != GOOD and self._planned:
                 planned = bisect_right(self._planned, plan_chunk, key=itemgetter(0)) - 1
