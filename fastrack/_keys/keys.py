@@ -285,7 +285,7 @@ class Key:
     def restrict(self, files: Iterable[str] | None = None, lineage: str | None = None, least_version: int = 0) -> None:
         """Restrict the key to files with these ids or of a set, permanently. Not public: for grants."""
         if lineage is not None:
-            files = files if self._lineage in {None, lineage} else ()
+            files = files if self._lineage in {None, lineage} else ()  # two lineages share no file
             self._lineage = lineage
         if files is not None:
             files = frozenset(files)
@@ -334,7 +334,7 @@ class Key:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Key):
             return NotImplemented
-        return hmac.compare_digest(self._secret, other._secret) and self._id == other._id
+        return hmac.compare_digest(self._secret, other._secret) and self._id == other._id  # wiped keys are alike
 
     def __hash__(self) -> int:
         return hash(self._id)
@@ -372,7 +372,7 @@ def read_private(path: str | os.PathLike[str], limit: int) -> Iterator[bytearray
 
 @contextmanager
 def _wiped_content(file: io.FileIO, limit: int) -> Iterator[bytearray]:
-    buffer, size = bytearray(limit + 1), 0
+    buffer, size = bytearray(limit + 1), 0  # at once: one that grows leaves copies of the secret behind
     with memoryview(buffer) as view:
         while size < len(buffer) and (count := file.readinto(view[size:])):
             size += count
