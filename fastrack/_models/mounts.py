@@ -24,7 +24,7 @@ from fastrack._sets.entries import PlainEntry, SealedEntry
 from fastrack._sets.folder import SAFETENSORS, SealedFolder, open_folder, own_tensors
 from fastrack._sets.folder_writer import write_unsealed
 from fastrack._transfer.api import to_device
-from fastrack._util.fork import remove_own
+from fastrack._util.endings import remove_own
 from fastrack._util.public import public
 from fastrack.errors import FastrackError
 

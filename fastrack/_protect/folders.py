@@ -21,7 +21,7 @@ from fastrack._protect.safetensors_files import describe
 from fastrack._sealed.file_header import encode_header
 from fastrack._sets.folder import SAFETENSORS
 from fastrack._sets.folder_writer import FolderIndex, files_to_seal, plain_files
-from fastrack._util.fork import remove_own, report_at_end
+from fastrack._util.endings import remove_own, report_at_end
 from fastrack._util.locations import locate_local
 from fastrack._util.new_folder import new_folder
 from fastrack._util.public import public

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from fastrack._protect.refusals import ADVICE
 from fastrack._protect.sealing import open_sealed
-from fastrack._util.fork import remove_own
+from fastrack._util.endings import remove_own
 from fastrack._util.public import public
 from fastrack._util.rights import require_own
 from fastrack._util.trial import Trial, current, trial_of

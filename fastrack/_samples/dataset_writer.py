@@ -23,7 +23,8 @@ from fastrack._samples.blocks import OFFSETS, RECORDS, Block, Column, advise, re
 from fastrack._samples.stored import DataSet, StoredSamples, read_data_set, with_type_of
 from fastrack._sealed.file_header import ABOUT
 from fastrack._tensors import arrays, dtypes
-from fastrack._util.fork import per_process, report_at_end
+from fastrack._util.endings import report_at_end
+from fastrack._util.fork import per_process
 from fastrack._util.locations import Url, join, locate_target, require_path
 from fastrack._util.new_folder import made_parents
 from fastrack._util.public import public

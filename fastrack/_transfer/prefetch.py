@@ -9,7 +9,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
-from fastrack._util.fork import register_fork_reset, report_at_end
+from fastrack._util.endings import report_at_end
+from fastrack._util.fork import register_fork_reset
 from fastrack._util.shown import shown
 from fastrack.errors import ClosedError
 

@@ -20,7 +20,8 @@ from fastrack._tensors.arrays import Bytes, Framework
 from fastrack._transfer.api import device_of, seal_message, to_device
 from fastrack._transfer.prefetch import PrefetchLoader
 from fastrack._transfer.slots import Slots, file_slots
-from fastrack._util.fork import register_fork_reset, report_at_end
+from fastrack._util.endings import report_at_end
+from fastrack._util.fork import register_fork_reset
 from fastrack._util.public import public
 from fastrack._util.shown import shown
 from fastrack.errors import AuthenticationError, ClosedError

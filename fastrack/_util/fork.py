@@ -1,18 +1,12 @@
-"""Reset state in forked children: secrets that must not be used twice, and locks that a parent's thread may hold.
-
-Leave to their parents what these still use. Report in no child what a parent loses.
-"""
+"""Reset state in forked children: secrets that must not be used twice, and locks that a parent's thread may hold."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import warnings
 import weakref
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -55,15 +49,6 @@ def before_fork(action: Callable[[], None]) -> None:
         os.register_at_fork(before=action)
 
 
-def remove_own(folder: Path, process: int) -> None:
-    """Remove a folder with all that is in it, read-only folders too. Do nothing in a forked child of its process."""
-    if os.getpid() == process:
-        for here, _, _ in os.walk(folder):
-            with contextlib.suppress(OSError):
-                Path(here).chmod(0o700)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _reset_all() -> None:
     for owner, made in list(_made.items()):
         for name, make in made.items():
@@ -78,21 +63,6 @@ after_fork(_reset_all)
 
 
 # Failures and losses that no call is left to raise: a `ResourceWarning`, and a line of the logger "fastrack".
-
-
-def report_at_end(owner: object, find_lost: Callable[[], Any]) -> weakref.finalize[..., object]:
-    """Report what `find_lost` returns, unless it is empty, when the garbage collector or the process ends `owner`.
-
-    `find_lost` must not refer to `owner`, which would live as long as the process. A forked child reports nothing, as
-    what it has is its parent's. ``detach`` of the result ends the watch.
-    """
-    process = os.getpid()
-
-    def report_lost() -> None:
-        if os.getpid() == process and (lost := find_lost()):
-            report(f"{lost}: expected close() or the end of a with statement, got neither. Use a with statement")
-
-    return weakref.finalize(owner, report_lost)
 
 
 def report(message: str) -> None:
