@@ -21,8 +21,9 @@ from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._sets.folder import SealedFolder, merge_tensors, open_folder
 from fastrack._sets.load_file import load_file, resolve_anchor
 from fastrack._tensors import dtypes
-from fastrack._tensors.arrays import installed, storage_key
+from fastrack._tensors.arrays import installed
 from fastrack._tensors.sharded import is_sharded, local_box, local_part, sharding_problem
+from fastrack._tensors.storages import storage_key
 from fastrack._transfer.api import group, to_device
 from fastrack._transfer.inputs import ALLOCATE
 from fastrack._util.extras import require

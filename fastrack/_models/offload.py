@@ -15,8 +15,9 @@ from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._models.load import fill, plan_load, require_module
 from fastrack._sets.folder import SealedFolder
 from fastrack._tensors import dtypes
-from fastrack._tensors.arrays import installed, storage_key
+from fastrack._tensors.arrays import installed
 from fastrack._tensors.sharded import is_sharded
+from fastrack._tensors.storages import storage_key
 from fastrack._transfer.api import to_device
 from fastrack._transfer.slots import Slots
 from fastrack._transfer.vault import Ticket, Vault, open_reused

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING
 
 from fastrack._tensors import dtypes
-from fastrack._tensors.arrays import storage_key
+from fastrack._tensors.storages import storage_key
 from fastrack._transfer.vault import Ticket, Vault
 from fastrack._util.extras import require
 from fastrack._util.public import public

@@ -22,8 +22,9 @@ import numpy as np
 
 from fastrack._documents.canonical import encode
 from fastrack._tensors import arrays
-from fastrack._tensors.arrays import Framework, storage_key
+from fastrack._tensors.arrays import Framework
 from fastrack._tensors.sharded import is_sharded, local_part
+from fastrack._tensors.storages import storage_key
 from fastrack._training.allowed import encode_allowed, find_allowed, is_named_tuple, make_named_tuple, name_of
 from fastrack._util.extras import require
 from fastrack.errors import FormatError
