@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MOST = 9_850  # lines of code of the core; a change that needs more raises it, and says for what in its message
+MOST = 9_100  # lines of code of the core; a change that needs more raises it, and says for what in its message
 
 pytestmark = [
     pytest.mark.repository,
