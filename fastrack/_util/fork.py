@@ -37,16 +37,10 @@ def after_fork(action: Callable[[], None]) -> None:
         os.register_at_fork(after_in_child=action)
 
 
-def after_fork_in_parent(action: Callable[[], None]) -> None:
-    """Call `action` in a process that has forked."""
+def before_fork(action: Callable[[], None], undo: Callable[[], None] = lambda: None) -> None:
+    """Call `action` in a process that is about to fork, and `undo` in it when it has forked."""
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_parent=action)
-
-
-def before_fork(action: Callable[[], None]) -> None:
-    """Call `action` in a process that is about to fork."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=action)
+        os.register_at_fork(before=action, after_in_parent=undo)
 
 
 def _reset_all() -> None:

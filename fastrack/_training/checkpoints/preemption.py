@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, NoReturn, Self
 
 from fastrack._training.checkpoints import trainer_callbacks
-from fastrack._util.fork import after_fork, after_fork_in_parent, before_fork
+from fastrack._util.fork import after_fork, before_fork
 from fastrack._util.locations import require_path
 from fastrack._util.public import public
 from fastrack._util.rights import require_own
@@ -366,8 +366,7 @@ def _reset_in_child() -> None:
         _release_signals()
 
 
-before_fork(_hold_signals)
-after_fork_in_parent(_release_signals)
+before_fork(_hold_signals, _release_signals)
 after_fork(_reset_in_child)
 
 
