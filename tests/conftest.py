@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1]))  # and `bench`, which opens a GPU for tests/gpu
 
+from helpers import limits
 from helpers.own_environment import take_over
 
 _remove_folders = take_over()  # before a library looks at what the machine has
@@ -82,3 +84,10 @@ def _other_libraries_as_they_were():
 @pytest.fixture(scope="session")
 def key():
     return Key.generate()
+
+
+@pytest.fixture
+def limited():
+    """Set limits of the code until the test ends: `limited(attempts=1)`. `helpers.limits` has their names."""
+    with ExitStack() as stack:
+        yield lambda **values: stack.enter_context(limits.limited(**values))

@@ -19,7 +19,6 @@ from fastrack import KeyPermissionError
 from fastrack._service import journal
 from fastrack._service.limits import RateLimit
 from fastrack.attest import Challenge
-from fastrack.attest._broker import ledger as module
 from fastrack.attest._broker.ledger import BusyError, ChallengeError, Ledger, read_log
 
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
@@ -66,8 +65,8 @@ def test_a_grant_is_in_the_file_itself(ledger, path):
         assert len(grants_in_a_copy(path)) == number
 
 
-def test_a_reader_stops_no_broker_and_is_waited_for_in_bounds(ledger, path, monkeypatch, caplog):
-    monkeypatch.setattr(journal, "_PATIENCE", 0.05)
+def test_a_reader_stops_no_broker_and_is_waited_for_in_bounds(ledger, path, limited, caplog):
+    limited(journal_patience=0.05)
     challenge = add(ledger)
     use(ledger, challenge)
     with closing(sqlite3.connect(path, isolation_level=None)) as reader:
@@ -90,8 +89,8 @@ with open(sys.argv[1], "r+b") as shared:
     sys.stdin.read(1)"""
 
 
-def test_a_grant_waits_for_another_process_that_fills_the_file(ledger, path, monkeypatch):
-    monkeypatch.setattr(journal, "_PATIENCE", 60)
+def test_a_grant_waits_for_another_process_that_fills_the_file(ledger, path, monkeypatch, limited):
+    limited(journal_patience=60)
     challenge = add(ledger)
     use(ledger, challenge)
     command = [sys.executable, "-c", CHECKPOINT, f"{path}-shm"]
@@ -140,16 +139,16 @@ def test_unknown_and_expired_challenges_are_refused(ledger, path):
         use(ledger, challenge)
 
 
-def test_open_challenges_have_a_bound(ledger, monkeypatch):
-    monkeypatch.setattr(module, "_OPEN_LIMIT", 3)
+def test_open_challenges_have_a_bound(ledger, limited):
+    limited(open_challenges=3)
     for _ in range(3):
         add(ledger)
     with pytest.raises(BusyError, match="fewer than 3"):
         add(ledger)
 
 
-def test_challenges_that_were_used_or_have_ended_are_not_open(ledger, monkeypatch):
-    monkeypatch.setattr(module, "_OPEN_LIMIT", 3)
+def test_challenges_that_were_used_or_have_ended_are_not_open(ledger, limited):
+    limited(open_challenges=3)
     used, *_ = [add(ledger) for _ in range(3)]
     use(ledger, used)
     add(ledger)
@@ -389,10 +388,9 @@ def test_a_network_of_ipv6_is_one_address():
     assert limit.admit("unknown") == 0
 
 
-def test_addresses_are_forgotten(monkeypatch):
-    from fastrack._service import limits
+def test_addresses_are_forgotten(limited):
 
-    monkeypatch.setattr(limits, "_MOST_ADDRESSES", 10)
+    limited(addresses=10)
     limit = RateLimit(60, 1, clock=lambda: 0.0)
     for number in range(100):
         limit.admit(f"192.0.2.{number}")

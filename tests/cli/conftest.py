@@ -40,9 +40,9 @@ class Script:
 
 
 @pytest.fixture(autouse=True)
-def _short_timings(monkeypatch):
+def _short_timings(limited):
     """Have `doctor` time the engine once in place of 0.2 seconds long."""
-    monkeypatch.setattr("fastrack._cli.commands.selftest._TIMING", 1e-3)
+    limited(engine_timing=1e-3)
 
 
 @pytest.fixture(autouse=True)

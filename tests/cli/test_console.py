@@ -47,16 +47,16 @@ def _a_capable_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
 
 
-def test_a_bar_shows_work_that_takes_long_until_it_is_over_or_fails(monkeypatch, capsys):
+def test_a_bar_shows_work_that_takes_long_until_it_is_over_or_fails(limited, capsys):
     assert work() == ""
-    monkeypatch.setattr(console, "_DELAY", 0)
+    limited(bar_delay=0)
     assert "sealing" in work()
     assert capsys.readouterr().out == ""
     assert work(fails=True).rindex("\x1b[?25h") > 0  # the cursor is back
 
 
-def test_a_bar_appears_during_a_step_that_takes_long(monkeypatch):
-    monkeypatch.setattr(console, "_DELAY", 0.01)
+def test_a_bar_appears_during_a_step_that_takes_long(limited):
+    limited(bar_delay=0.01)
     with contextlib.redirect_stderr(Terminal()) as screen, progress_bar("sealing", 30):
         deadline = time.monotonic() + 30
         while "sealing" not in screen.getvalue() and time.monotonic() < deadline:
@@ -64,16 +64,16 @@ def test_a_bar_appears_during_a_step_that_takes_long(monkeypatch):
     assert "sealing" in screen.getvalue()
 
 
-def test_a_bar_of_many_files_counts_them(monkeypatch):
-    monkeypatch.setattr(console, "_DELAY", 0)
+def test_a_bar_of_many_files_counts_them(limited):
+    limited(bar_delay=0)
     with contextlib.redirect_stderr(Terminal()) as screen, progress_bar("sealing", 30, files=1_200) as progress:
         progress(10, files=1)
         progress(10, files=1_000)
     assert "sealing 1,001/1,200 files" in screen.getvalue()
 
 
-def test_no_bar_is_drawn_into_a_file(monkeypatch, capsys):
-    monkeypatch.setattr(console, "_DELAY", 0)
+def test_no_bar_is_drawn_into_a_file(limited, capsys):
+    limited(bar_delay=0)
     with progress_bar("sealing", 30) as progress:
         progress(30)
     assert capsys.readouterr().err == ""

@@ -61,8 +61,8 @@ def words(said):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("little", "work")
-def test_the_demo_fits_in_a_narrow_terminal_and_breaks_no_word(cli, monkeypatch):
-    monkeypatch.setattr(demo_module, "_NOTICED", float("inf"))  # times are of the moment: the same sentence on both
+def test_the_demo_fits_in_a_narrow_terminal_and_breaks_no_word(cli, monkeypatch, limited):
+    limited(demo_noticed=float("inf"))  # times are of the moment: the same sentence on both
     said = {}
     for columns in (200, 80, 40):
         monkeypatch.setenv("COLUMNS", str(columns))

@@ -208,13 +208,13 @@ def test_quiet_prints_what_was_left_out_unasked_and_nothing_else(cli, key, folde
     assert cli(f"import texts of-texts --append --skip-existing --quiet {key}").output.count("stored already") == 0
 
 
-def test_a_failure_says_how_far_it_came_and_the_command_that_goes_on(cli, key, folder, monkeypatch):
+def test_a_failure_says_how_far_it_came_and_the_command_that_goes_on(cli, key, folder, limited):
     (folder / "some data").mkdir()
     for name in "abc":
         (folder / "some data" / f"{name}.txt").write_text(f"{name}\n" * 2000)
     (folder / "some data" / "c.txt").write_bytes(b"\0\n")
     options = f"--skip-existing --append {key}"
-    monkeypatch.setattr("fastrack._cli.commands.import_._MIB", 1 << 10)
+    limited(import_mib=1 << 10)
     error = cli.error(f"import 'some data' ds --shard-size 4 {key}")
     assert re.search(r"c.txt, line 1: .*\nnote: ds has \d{4} samples now; stopped in c.txt, file 3 of 3\n", error)
     command = f"fastrack import 'some data' ds {key} --shard-size 4 --resume"

@@ -105,8 +105,8 @@ def test_a_plan_is_signed_and_accepted_by_its_digest(cli, made, served):
     assert "64 hexadecimal" in cli.error(f"{hold} --plan-digest {digest[:8]} --database c.db", status=2)
 
 
-def test_a_desk_of_too_much_data_is_not_told_of_its_signer_alone(cli, made, served, monkeypatch):
-    monkeypatch.setattr("fastrack.tour._messages._GRANTS", list_of(binary(1 << 20), 0))
+def test_a_desk_of_too_much_data_is_not_told_of_its_signer_alone(cli, made, served, limited):
+    limited(tour_grants=list_of(binary(1 << 20), 0))
     hold = "tour hold v0 --owner owner.signer.pub --signer a.signer --key a.key --data a.safetensors"
     desk = f"--policy policy.toml --insecure-loopback --plan-digest {made.plan.digest} --database new.db"
     told = cli.error(f"{hold} {desk}", status=2)

@@ -18,9 +18,9 @@ SECRET = bytes(range(1, 33))
 
 
 @pytest.fixture
-def messages(monkeypatch):
+def messages(limited):
     """Headers with the right commitments, and contexts, of more messages than are derived in one call."""
-    monkeypatch.setattr(derivation, "_BATCH", 4)
+    limited(derived_together=4)
     chance = random.Random(1)
     salts, contexts = ([chance.randbytes(24) for _ in range(11)] for _ in range(2))
     keys = [derive(SECRET, salt, context) for salt, context in zip(salts, contexts, strict=True)]

@@ -263,8 +263,8 @@ def test_a_wiped_key_is_asked_for_again(key):
     assert len(copies) == 2
 
 
-def test_the_cache_is_bounded_and_a_dropped_key_is_overwritten(monkeypatch):
-    monkeypatch.setattr(keyring, "CACHE_SIZE", 4)
+def test_the_cache_is_bounded_and_a_dropped_key_is_overwritten(limited):
+    limited(keys_kept=4)
     secrets = {Key.from_bytes(bytes([n]) * 32).id: bytes([n]) * 32 for n in range(1, 9)}
     ring = KeyRing(lambda key_id: Key.from_bytes(secrets[key_id]))
     views = [ring[key_id].material() for key_id in secrets]

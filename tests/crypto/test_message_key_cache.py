@@ -12,7 +12,7 @@ from helpers.forking import in_forked_child
 
 import fastrack
 from fastrack import AuthenticationError, Channel, ClosedError, Key, SealedDataset, SealedTensor
-from fastrack._crypto import derivation, message_keys
+from fastrack._crypto import derivation
 from fastrack._crypto.message_keys import MessageKeyCache, MessageKeys
 from fastrack._crypto.secret_bytes import SecretBytes
 
@@ -134,8 +134,8 @@ class TestKeptKeys:
         gc.collect()
         assert wiped == [bytes(44)] * 2
 
-    def test_are_as_many_as_the_limit_says_and_those_used_last(self, kept, row, monkeypatch):
-        monkeypatch.setattr(message_keys, "LIMIT", 3)
+    def test_are_as_many_as_the_limit_says_and_those_used_last(self, kept, row, limited):
+        limited(message_keys_kept=3)
         messages = [Message() for _ in range(5)]
         for message in messages[:3]:
             kept.store(message, b"", row, 0)

@@ -16,7 +16,6 @@ from fastrack import AuthenticationError, DeviceError
 from fastrack._crypto.base import HostMemory, Messages
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.base import Segment, Slab
-from fastrack._devices.cuda import link
 from fastrack._transfer.channel import Transfer
 from fastrack._transfer.stats import Recorder
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, chunk_offset
@@ -257,10 +256,10 @@ def test_a_list_that_is_lost_whole_is_told(device):
 # The key of the link.
 
 
-def test_the_key_of_the_link_is_replaced_and_wiped_when_its_last_call_has_ended(device, monkeypatch):
+def test_the_key_of_the_link_is_replaced_and_wiped_when_its_last_call_has_ended(device, limited):
     plain = np.arange(5000, dtype=np.uint8)
     sealed, out = fastrack.seal(plain, KEY), device.array(5000)
-    monkeypatch.setattr(link, "_MOST_CALLS", 3)
+    limited(link_calls=3)
     secrets = set()
     for number in range(10):
         device.channel.to_device(sealed, out=out, non_blocking=number % 2 == 0)
@@ -273,18 +272,18 @@ def test_the_key_of_the_link_is_replaced_and_wiped_when_its_last_call_has_ended(
     assert sum(map(device.driver.holds, secrets)) == 1
 
 
-@pytest.mark.parametrize("reason", ["chunks", "pause"])
-def test_the_key_of_the_link_is_replaced_for_chunks_and_pauses(device, reason, monkeypatch):
+@pytest.mark.parametrize("reason", [{"link_chunks": 1}, {"link_pause": -1}], ids=["chunks", "pause"])
+def test_the_key_of_the_link_is_replaced_for_chunks_and_pauses(device, reason, limited):
     keys = device.channel._device._link
     first = keys._key
-    monkeypatch.setattr(link, *{"chunks": ("_MOST_CHUNKS", 1), "pause": ("_LONGEST_PAUSE", -1)}[reason])
+    limited(**reason)
     for _ in range(3):
         assert move(device, Message(5000)) is None
     assert keys._key is not first
 
 
-def test_a_call_under_a_replaced_key_ends_well_and_only_then_the_key_is_wiped(device, monkeypatch):
-    monkeypatch.setattr(link, "_LONGEST_PAUSE", -1)  # a new key for each call
+def test_a_call_under_a_replaced_key_ends_well_and_only_then_the_key_is_wiped(device, limited):
+    limited(link_pause=-1)  # a new key for each call
     message, cuda = Message(5000), device.channel._device
     array, buffer = device.array(5000), cuda.staging_buffer(1 << 20)
     memory, sealed = cuda.view(array, writable=True), HostMemory.of(message.sealed)

@@ -12,8 +12,7 @@ from helpers.tampering import tampered
 
 import fastrack
 from fastrack import AuthenticationError, Channel, DeviceError
-from fastrack._devices.cuda import driver as choice
-from fastrack._devices.cuda import host_memory, recorder
+from fastrack._devices.cuda import host_memory
 from fastrack._devices.cuda.buffers import CudaStagingBuffer
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.driver import LARGE, SMALL, CopySpeeds, Speeds
@@ -51,8 +50,10 @@ class SlowDriver(FakeDriver):
 @each("way", ["up", "down"])
 @each("is_locked", [False, True])
 @each("size", [SMALL, LARGE])
-def test_each_way_kind_and_size_is_timed_by_itself_and_the_probe_leaves_nothing(monkeypatch, way, is_locked, size):
-    monkeypatch.setattr(host_memory, "_SECONDS", 0.1)
+def test_each_way_kind_and_size_is_timed_by_itself_and_the_probe_leaves_nothing(
+    monkeypatch, limited, way, is_locked, size
+):
+    limited(copies_measured=0.1)
     chosen = {"way": way, "is_locked": is_locked, "size": size}
     driver = SlowDriver(delay=0.05, slow=lambda **copy: copy == chosen)
     monkeypatch.setattr(host_memory, "time", SimpleNamespace(perf_counter=lambda: driver.now))
@@ -67,8 +68,8 @@ def test_each_way_kind_and_size_is_timed_by_itself_and_the_probe_leaves_nothing(
     assert driver.violations == []
 
 
-def test_the_probe_ends_in_time_however_slow_copies_are(monkeypatch):
-    monkeypatch.setattr(host_memory, "_SECONDS", 0.01)
+def test_the_probe_ends_in_time_however_slow_copies_are(monkeypatch, limited):
+    limited(copies_measured=0.01)
     driver = SlowDriver(delay=0.02)
     monkeypatch.setattr(host_memory, "time", SimpleNamespace(perf_counter=lambda: driver.now))
     assert measure_copies(driver) is not None
@@ -152,9 +153,10 @@ def test_messages_arrive_through_pageable_buffers_that_are_used_again(mode, seed
 @pytest.mark.parametrize("mode", [*MODES, "held"])
 @each("uploads", [LOCKED, PAGEABLE, SMALL_PAGEABLE])
 @each("downloads", [LOCKED, PAGEABLE, SMALL_PAGEABLE])
-def test_each_slab_is_copied_in_memory_of_the_kind_that_is_faster_for_it(monkeypatch, mode, uploads, downloads):
-    monkeypatch.setattr(choice, "SMALL", CHUNK_SIZE)  # so that a slab of four chunks is a large copy
-    monkeypatch.setattr(choice, "LARGE", 3 * CHUNK_SIZE)
+def test_each_slab_is_copied_in_memory_of_the_kind_that_is_faster_for_it(
+    monkeypatch, limited, mode, uploads, downloads
+):
+    limited(small_copy=CHUNK_SIZE, large_copy=3 * CHUNK_SIZE)  # so that a slab of four chunks is a large copy
     driver, used = FakeDriver(mode), set()
     driver.copy_speeds, driver.pageable = CopySpeeds(uploads, downloads), True
     held = driver._held
@@ -185,8 +187,8 @@ def test_each_slab_is_copied_in_memory_of_the_kind_that_is_faster_for_it(monkeyp
 
 @pytest.mark.parametrize("mode", [*MODES, "held"])
 @each(("speeds", "own"), [(None, False), (LOCKED, False), (PAGEABLE, True)])
-def test_large_runs_go_up_from_where_they_lie_if_pageable_memory_is_faster(monkeypatch, mode, speeds, own):
-    monkeypatch.setattr(recorder, "_OWN", 3 * CHUNK_SIZE)
+def test_large_runs_go_up_from_where_they_lie_if_pageable_memory_is_faster(limited, mode, speeds, own):
+    limited(recorder_memory=3 * CHUNK_SIZE)
     driver, sources = FakeDriver(mode, multiprocessors=1), []
     if speeds:
         driver.copy_speeds, driver.pageable = CopySpeeds(speeds, speeds), True

@@ -26,11 +26,12 @@ from helpers.cases import each
 from helpers.cuda_rig import SmallDevice
 from helpers.fake_cuda import CONFIDENTIAL, FakeArray, FakeDriver
 from helpers.forking import in_forked_child
+from helpers.limits import limited
 from helpers.tampering import tampered
 
 import fastrack
 from fastrack import AuthenticationError, Channel, DeviceError, Key
-from fastrack._devices.cuda import buffers, link
+from fastrack._devices.cuda import link
 from fastrack.format import CHUNK_SIZE, chunk_offset
 
 KEY = Key.from_bytes(bytes(range(32)))
@@ -339,15 +340,17 @@ class World:
 def run_seed(seed, lost=("upload", "launch")):
     """Run one schedule, and return its steps."""
     scheduler = Scheduler(seed)
-    with pytest.MonkeyPatch.context() as patch:
+    tight = {
+        "states_together": 1,  # so that what was released is used again soon
+        "link_calls": 5,  # so that its key is replaced while calls are in progress
+        # Whether a verdict is due before it is asked for must not depend on the time that steps take.
+        "verdicts_read": (-1.0, float("inf"))[seed % 2],
+    }
+    with limited(**tight), pytest.MonkeyPatch.context() as patch:
         for name, module in list(sys.modules.items()):
             if name.startswith(SCHEDULED) and getattr(module, "threading", None) is threading:
                 patch.setattr(module, "threading", scheduler)
         patch.setattr(fake_cuda, "threading", scheduler)
-        patch.setattr(buffers, "_PER_ALLOCATION", 1)  # so that what was released is used again soon
-        patch.setattr(link, "_MOST_CALLS", 5)  # so that its key is replaced while calls are in progress
-        # Whether a verdict is due before it is asked for must not depend on the time that steps take.
-        patch.setattr(buffers, "_READ_EVERY", (-1.0, float("inf"))[seed % 2])
         clock = types.SimpleNamespace(sleep=lambda _: scheduler.step(), perf_counter=time.perf_counter)
         clock.perf_counter_ns = time.perf_counter_ns
         patch.setattr(fake_cuda, "time", clock)

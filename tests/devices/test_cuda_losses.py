@@ -164,11 +164,11 @@ def secret_of(device):
     return device.driver.space.at(device.channel._device._link._key.state, 32).tobytes()
 
 
-def test_a_key_whose_wiping_fails_is_not_given_back_as_it_is(device, monkeypatch, freed):
+def test_a_key_whose_wiping_fails_is_not_given_back_as_it_is(device, limited, freed):
     out = device.array(5000)
     device.channel.to_device(SEALED, out=out)
     secret = secret_of(device)
-    monkeypatch.setattr(link, "_LONGEST_PAUSE", -1)
+    limited(link_pause=-1)
     fill, left = device.driver.fill, [True]
 
     def fail(pointer, value, size, stream):
@@ -217,14 +217,14 @@ def test_a_device_that_fails_to_open_leaves_no_key(mode, operation, monkeypatch,
     assert not any(secret in memory for memory in freed for secret in secrets)
 
 
-def test_to_replace_the_key_neither_takes_nor_gives_back_memory(device, monkeypatch, freed):
+def test_to_replace_the_key_neither_takes_nor_gives_back_memory(device, limited, freed):
     """Each waits for the whole device, and so for the streams of others."""
     out = device.array(5000)
     for _ in range(3):
         device.channel.to_device(SEALED, out=out)
     before = device.driver.calls["memory"], device.driver.calls["host"]
     freed.clear()
-    monkeypatch.setattr(link, "_LONGEST_PAUSE", -1)
+    limited(link_pause=-1)
     for _ in range(6):
         device.channel.to_device(SEALED, out=out)
         device.driver.finish()
@@ -318,8 +318,8 @@ def test_memory_of_states_that_could_not_be_made_is_kept_as_long_as_the_device_w
 
 
 @each("size", [link.STATE_SIZE + link.KEY_SIZE, link.KEY_SIZE])  # a replaced key is wiped, or another is made
-def test_a_signal_handler_may_move_a_tensor_while_the_key_of_the_link_is_replaced(size, monkeypatch):
-    monkeypatch.setattr(link, "_LONGEST_PAUSE", -1)
+def test_a_signal_handler_may_move_a_tensor_while_the_key_of_the_link_is_replaced(size, limited):
+    limited(link_pause=-1)
     for mode in EVERY:
         device, moved, seen = large(mode), [], []
         out, other = device.array(5000), device.array(5000)

@@ -16,7 +16,7 @@ from helpers.network import Network, Tampering, in_rank_order, on_ranks, tensor_
 
 import fastrack._devices
 from fastrack import AuthenticationError, ClosedError, DeviceError, Key
-from fastrack.distributed import SecureGroup, _messages, _places
+from fastrack.distributed import SecureGroup, _places
 from fastrack.distributed._process_group import SealedProcessGroup
 from fastrack.format import CHUNK_SIZE
 
@@ -82,8 +82,8 @@ def test_all_reduce_adds_in_the_order_of_ranks(gpus, size, mode):
 
 
 @pytest.mark.parametrize("count", [2 * SLAB, 2 * (2 * SLAB + 5)])
-def test_slabs_of_a_message_arrive_in_their_places(gpus, count, monkeypatch):
-    monkeypatch.setattr(_messages, "SLAB_CHUNKS", 2)
+def test_slabs_of_a_message_arrive_in_their_places(gpus, count, limited):
+    limited(group_slab=2)
     expected = in_rank_order([content(rank, count) for rank in range(2)], "mean")
     for result in gpus(2).results(lambda group, new: memory(group.all_reduce(new(content(group.rank, count)), "mean"))):
         assert torch.equal(result, expected)
@@ -379,9 +379,9 @@ class RecordingCipher:
         return self._cipher.decrypt(nonce, sealed, None)
 
 
-def test_no_key_and_nonce_are_used_twice(gpus, monkeypatch):
+def test_no_key_and_nonce_are_used_twice(gpus, monkeypatch, limited):
     monkeypatch.setattr(fake_kernels, "AESGCM", RecordingCipher)
-    monkeypatch.setattr(_messages, "SLAB_CHUNKS", 2)
+    limited(group_slab=2)
     monkeypatch.setattr(RecordingCipher, "used", [])
 
     def action(group, new):

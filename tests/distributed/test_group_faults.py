@@ -21,8 +21,8 @@ SLAB = 2 * CHUNK_SIZE // 4  # elements of float32
 
 
 @pytest.fixture(autouse=True)
-def small_slabs(monkeypatch):
-    monkeypatch.setattr(_messages, "SLAB_CHUNKS", 2)
+def small_slabs(limited):
+    limited(group_slab=2)
 
 
 def send(group):

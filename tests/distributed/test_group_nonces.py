@@ -14,7 +14,7 @@ from helpers.network import Network, on_ranks
 from helpers.nonces import Recorder
 
 from fastrack import ClosedError, Key
-from fastrack.distributed import SecureGroup, _link, _messages, _session
+from fastrack.distributed import SecureGroup, _link, _session
 
 KEY = Key.from_bytes(bytes(range(32)))
 SLAB_CHUNKS = 2  # so that small tensors have several slabs
@@ -22,8 +22,8 @@ COUNT = 40_000  # elements of float32: 3 slabs in each shard of two ranks
 
 
 @pytest.fixture
-def recorder(monkeypatch):
-    monkeypatch.setattr(_messages, "SLAB_CHUNKS", SLAB_CHUNKS)
+def recorder(monkeypatch, limited):
+    limited(group_slab=SLAB_CHUNKS)
     return Recorder().install(monkeypatch)
 
 

@@ -3,14 +3,13 @@
 from collections import Counter
 
 import numpy as np
-import pytest
 
 import fastrack
 from fastrack import Channel, Key
-from fastrack._devices.cuda import buffers
 from fastrack._devices.cuda.device import CudaDevice
 from helpers.cuda_rig import MULTIPROCESSORS
 from helpers.fake_cuda import FakeArray, FakeDriver
+from helpers.limits import limited
 
 KEY = Key.from_bytes(bytes(range(32)))
 
@@ -72,8 +71,8 @@ ACTIONS = {
 def counted(name, mode="confidential"):
     """Return the calls of the driver, and the bytes that were moved, of the second of two equal calls."""
     driver = CountingDriver(mode)
-    with pytest.MonkeyPatch.context() as patch, Channel._from_device(CudaDevice(driver), keys=KEY) as channel:
-        patch.setattr(buffers, "_READ_EVERY", float("inf"))  # else a verdict that is not asked for is due in time
+    never = float("inf")  # else a verdict that is not asked for is due in time
+    with limited(verdicts_read=never), Channel._from_device(CudaDevice(driver), keys=KEY) as channel:
         action = ACTIONS[name](channel, driver)
         action()
         driver.finish()

@@ -160,9 +160,9 @@ def public(name):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, limited):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fastrack._remote.retries._FIRST_DELAY", 1e-3)  # seconds before a server is asked again
+    limited(first_delay=1e-3)  # seconds before a server is asked again
     return tmp_path
 
 

@@ -7,18 +7,17 @@ from stores import bucket, endpoint, nginx, swift_bucket, swift_server  # noqa: 
 
 import fastrack
 from fastrack._net import connections
-from fastrack._remote import retries
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
+def cache(tmp_path, monkeypatch, limited):
     """A cache of the test's own."""
     folder = tmp_path / "cache"
     monkeypatch.delenv("FASTRACK_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))  # compiled code stays where it is
     monkeypatch.delenv("FASTRACK_CACHE_SIZE", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(retries, "_FIRST_DELAY", 0.001)
+    limited(first_delay=0.001)
     yield folder / "fastrack" / "remote"
     connections.pool.clear()
 

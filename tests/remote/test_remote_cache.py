@@ -229,8 +229,8 @@ def test_files_that_do_not_fit_together_are_refused_in_one_call_and_read_in_seve
         np.testing.assert_array_equal(fastrack.to_device(file["x"], keys=key, framework="numpy"), rows)
 
 
-def test_the_files_that_were_used_least_recently_are_evicted(served, monkeypatch):
-    monkeypatch.setattr(module, "_TOUCH_AFTER", 0)
+def test_the_files_that_were_used_least_recently_are_evicted(served, monkeypatch, limited):
+    limited(cache_touch=0)
     monkeypatch.setenv("FASTRACK_CACHE_SIZE", "4M")
     files = {}
     for number, name in enumerate("abc"):
@@ -325,8 +325,8 @@ def test_a_damaged_entry_is_made_anew(content, served, cache):
 
 @pytest.mark.parametrize("is_downloaded", [False, True])
 @pytest.mark.parametrize(("removed", "seconds"), [("*.data", 0), (".", 0), (".", 1)])
-def test_what_was_removed_is_downloaded_again(removed, seconds, is_downloaded, served, cache, monkeypatch):
-    monkeypatch.setattr(module, "_TOUCH_AFTER", seconds)
+def test_what_was_removed_is_downloaded_again(removed, seconds, is_downloaded, served, cache, limited):
+    limited(cache_touch=seconds)
     data = served.write("a", 2 * MIB)
     file = served.open_remote("a")
     if is_downloaded:

@@ -171,8 +171,8 @@ def test_a_cache_on_a_full_tmpfs_is_an_error_and_not_the_end_of_the_process(page
         subprocess.run([umount, place], check=True)
 
 
-def test_an_entry_that_another_process_cut_is_downloaded_again(served, cache, monkeypatch):
-    monkeypatch.setattr(module, "_TOUCH_AFTER", 0)
+def test_an_entry_that_another_process_cut_is_downloaded_again(served, cache, limited):
+    limited(cache_touch=0)
     data = served.write("a", MIB)
 
     def read():

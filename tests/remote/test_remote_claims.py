@@ -112,8 +112,8 @@ def test_a_plain_tensor_that_no_cache_holds_is_refused_at_once(size, served, mon
     assert len(served.requests) == 1
 
 
-def test_a_large_range_is_downloaded_in_steps(served, monkeypatch):
-    monkeypatch.setattr("fastrack._remote.blocks._STEP", 3)
+def test_a_large_range_is_downloaded_in_steps(served, limited):
+    limited(block_step=3)
     data = np.random.default_rng(1).bytes(5 * MIB + 7)
     (served.folder / "a").write_bytes(data)
     file, _ = open_remote(Url(served.url("a")))

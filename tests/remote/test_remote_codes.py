@@ -16,7 +16,7 @@ import pytest
 from helpers.signing_store import SigningStore, refusal
 
 import fastrack
-from fastrack._remote import codes, retries
+from fastrack._remote import codes
 from fastrack._remote import http as client
 from fastrack._util.locations import Url
 
@@ -66,8 +66,8 @@ def rows():
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the tests run without the documentation")
-def test_each_code_of_the_table_is_explained_as_the_table_says(served, place, monkeypatch):
-    monkeypatch.setattr(retries, "ATTEMPTS", 1)
+def test_each_code_of_the_table_is_explained_as_the_table_says(served, place, limited):
+    limited(attempts=1)
     told = set()
     for words, numbers, said, name in rows():
         failed, advice = said.removeprefix("after six tries: ").partition("; ")[::2]
@@ -137,7 +137,7 @@ def test_nothing_else_that_a_hostile_server_says_is_repeated(name, served, place
         assert isinstance(error, PermissionError) == (status == 403)
 
 
-def test_a_refusal_without_an_end_is_read_in_part_and_not_for_long(served, place, monkeypatch):
+def test_a_refusal_without_an_end_is_read_in_part_and_not_for_long(served, place, limited):
     sent = 0
 
     def flood(handler, _number):
@@ -152,7 +152,7 @@ def test_a_refusal_without_an_end_is_read_in_part_and_not_for_long(served, place
 
     assert "access (403)" in str(failure(served, place, flood))
     assert sent < 1 << 26  # with what the buffers of the connection hold
-    monkeypatch.setattr(client, "_REASON_TIME", 0.4)
+    limited(reason_time=0.4)
     stop = threading.Event()
 
     def drip(handler, _number):

@@ -10,8 +10,7 @@ import pytest
 from helpers.commands import invoke
 
 import fastrack
-from fastrack._remote import http as client
-from fastrack._remote import objects, retries
+from fastrack._remote import objects
 
 
 def rows(url, key, chosen):
@@ -157,9 +156,8 @@ def test_an_empty_file_is_no_sealed_file(served):
 
 
 @pytest.mark.slow
-def test_a_server_that_trickles_is_given_up(served, url, key, monkeypatch):
-    monkeypatch.setattr(client, "_TIMEOUT", 0.02)
-    monkeypatch.setattr(retries, "ATTEMPTS", 2)
+def test_a_server_that_trickles_is_given_up(served, url, key, limited):
+    limited(answer_time=0.02, attempts=2)
 
     def trickle(handler):
         stop = threading.Event()

@@ -9,8 +9,6 @@ import pytest
 from helpers.range_server import RangeServer, etag_of
 
 import fastrack
-from fastrack._net import connections
-from fastrack._remote import http as client
 from fastrack._remote import retries
 
 MIB = 1 << 20
@@ -232,10 +230,8 @@ def test_an_answer_without_an_end_is_given_up(name, served, url):
     assert sent < retries.ATTEMPTS * 16 * MIB  # with what the buffers of the connections hold
 
 
-def test_a_server_that_never_ends_its_headers_is_given_up(served, url, monkeypatch):
-    monkeypatch.setattr(client, "_TIMEOUT", 0.05)
-    monkeypatch.setattr(connections, "SLOWEST", 1 << 30)
-    monkeypatch.setattr(retries, "ATTEMPTS", 2)
+def test_a_server_that_never_ends_its_headers_is_given_up(served, url, limited):
+    limited(answer_time=0.05, slowest_answer=1 << 30, attempts=2)
     stop = threading.Event()
 
     def drip(handler):

@@ -9,7 +9,6 @@ import pytest
 from helpers.staged import staged_channel
 
 import fastrack
-from fastrack._training import prefetch as loader_module
 from fastrack._util.locations import Url, locate
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -62,8 +61,8 @@ def test_batches_are_downloaded_before_they_are_opened(served, shards, key):
     assert len(list(iterator)) == 15
 
 
-def test_a_stream_reads_the_files_of_a_window_in_few_requests(served, shards, key, monkeypatch):
-    monkeypatch.setattr(loader_module, "_AHEAD", 1)  # batch, which would hide what comes of the files' rest
+def test_a_stream_reads_the_files_of_a_window_in_few_requests(served, shards, key, limited):
+    limited(batches_ahead=1)  # batch, which would hide what comes of the files' rest
     urls, rows = shards
     data = fastrack.SealedDataset(urls, keys=key)
     stream = fastrack.StreamingSealedDataset(data, 1, shuffle=False)

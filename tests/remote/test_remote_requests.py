@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 import fastrack
-from fastrack._remote import remote_file, retries
+from fastrack._remote import remote_file
 from fastrack._remote.blocks import BLOCK
 
 SIZE = 40 * BLOCK
 
 
 @pytest.fixture
-def one_thread(monkeypatch):
+def one_thread(limited):
     """Let one thread download, so that all but its request wait."""
-    monkeypatch.setattr(remote_file, "PARALLEL", 1)
+    limited(requests_at_once=1)
     remote_file._threads.__init__()
     yield
     remote_file._threads.__init__()
@@ -67,8 +67,8 @@ def test_neighbours_that_wait_are_asked_for_together_in_the_order_of_the_oldest(
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_each_call_is_told_of_the_failure_of_a_joined_request_and_may_try_again(served, monkeypatch):
-    monkeypatch.setattr(retries, "ATTEMPTS", 1)
+def test_each_call_is_told_of_the_failure_of_a_joined_request_and_may_try_again(served, limited):
+    limited(attempts=1)
     data = served.write("a", SIZE)
     held = served.faults = Held(lambda handler, number: number > 1 and (handler.refuse(503), True)[1])
     remote = served.open_remote("a")
@@ -118,10 +118,9 @@ def test_the_headers_of_an_iteration_are_authenticated_once_before_its_downloads
 
 
 @pytest.mark.parametrize(("blocks", "expected"), [(20, [4] * 5), (100, [12] * 8 + [4]), (200, [16] * 12 + [8])])
-def test_a_request_asks_for_an_eighth_of_a_long_run(served, monkeypatch, blocks, expected):
+def test_a_request_asks_for_an_eighth_of_a_long_run(served, limited, blocks, expected):
     """Between two bounds: here of 4 and 16 blocks."""
-    monkeypatch.setattr(remote_file, "_REQUEST", 4 * BLOCK)
-    monkeypatch.setattr(remote_file, "_LONGEST", 16 * BLOCK)
+    limited(request=4 * BLOCK, longest_request=16 * BLOCK)
     served.write("a", (blocks + 1) * BLOCK)
     served.open_remote("a").fetch([(BLOCK, (blocks + 1) * BLOCK)])
     assert [last - first for first, last in sorted(ranges(served))] == expected

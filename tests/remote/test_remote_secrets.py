@@ -11,7 +11,7 @@ import pytest
 
 import fastrack
 from fastrack._remote import http as client
-from fastrack._remote import objects, retries
+from fastrack._remote import objects
 from fastrack._util.locations import Url, locate
 
 SECRET = "hunter"  # with which all that is secret begins
@@ -156,7 +156,7 @@ def test_what_a_proxy_answers_is_told_by_its_number(served, monkeypatch, caplog)
 @pytest.mark.parametrize(
     "error", [OSError, ValueError, KeyError, PermissionError, FileNotFoundError, NotImplementedError, FileExistsError]
 )
-def test_the_texts_of_other_libraries_are_left_out(operation, error, key, images, monkeypatch, caplog):
+def test_the_texts_of_other_libraries_are_left_out(operation, error, key, images, monkeypatch, limited, caplog):
     pytest.importorskip("fsspec", reason="fsspec is not installed")
     from fsspec.implementations.memory import MemoryFileSystem
 
@@ -178,7 +178,7 @@ def test_the_texts_of_other_libraries_are_left_out(operation, error, key, images
         else:
             fastrack.unseal(fastrack.load_file(url)["images"], key)
 
-    monkeypatch.setattr(retries, "ATTEMPTS", 2)
+    limited(attempts=2)
     if operation == "sign":
         from fastrack._remote.filesystem import call_store
 

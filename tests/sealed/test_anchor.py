@@ -102,10 +102,8 @@ def test_a_fork_is_refused_at_once_and_after_many_versions(anchor):
             opened(anchor)
 
 
-def test_an_anchor_that_is_far_behind_needs_a_version_between(anchor, monkeypatch):
-    monkeypatch.setattr("fastrack._sets.publish.HISTORY_LIMIT", 3)
-    monkeypatch.setattr("fastrack._sets.manifest.HISTORY_LIMIT", 3)
-    monkeypatch.setattr(anchors, "HISTORY_LIMIT", 3)
+def test_an_anchor_that_is_far_behind_needs_a_version_between(anchor, limited):
+    limited(history=3)
     publish(1)
     assert opened(anchor) == 1
     for value in (2, 3, 4):

@@ -333,7 +333,7 @@ def test_empty_lines_at_the_end_of_one_column_are_left_out_with_a_note(write):
     assert notes == []
 
 
-def test_cells_may_be_long(write, key, tmp_path, monkeypatch):
+def test_cells_may_be_long(write, key, tmp_path, limited):
     limit, long = csv.field_size_limit(), "a" * 200_000
     path = write(f'x,y\n1,{long}\n2,"{long}"\n')
     assert columns_of(path) == {"x": [1, 2], "y": [long, long]}
@@ -348,7 +348,7 @@ def test_cells_may_be_long(write, key, tmp_path, monkeypatch):
             columns_of(path)
     finally:
         csv_files._csv.field_size_limit(limit)
-    monkeypatch.setattr("fastrack._samples.table_files.LONGEST_CELL", 1000)
+    limited(longest_cell=1000)
     with pytest.raises(FormatError, match="sample 0: 'y': expected text for a cell, got more than 1000 characters"):
         export_samples(tmp_path / "out", tmp_path / "third.csv", key)
 

@@ -78,7 +78,7 @@ def read(path, chosen, schema):
     return found, source.notes
 
 
-def require_equal(seeds, tmp_path, monkeypatch):
+def require_equal(seeds, tmp_path, monkeypatch, limited):
     path, by_arrow = tmp_path / "a.csv", []
     real = csv_arrow.read_columns
 
@@ -88,35 +88,35 @@ def require_equal(seeds, tmp_path, monkeypatch):
             yield cells
 
     monkeypatch.setattr("fastrack._samples.csv.csv_files.read_columns", counted)
-    monkeypatch.setattr(csv_arrow, "_BLOCK", 512)
-    monkeypatch.setattr(csv_arrow, "_ROWS", 1)
+    limited(arrow_block=512, arrow_rows=1)
     for seed in seeds:
         content, chosen, schema = table(seed)
         path.write_bytes(content)
-        monkeypatch.setattr(csv_arrow, "_WORTH", 1 << 30)
+        limited(arrow_worth=1 << 30)
         expected = read(path, chosen, schema)
-        monkeypatch.setattr(csv_arrow, "_WORTH", 0)
+        limited(arrow_worth=0)
         assert read(path, chosen, schema) == expected, (seed, content, chosen, schema)
     assert sum(by_arrow) > 10 * len(seeds)
 
 
-def test_nasty_tables_are_the_same_with_pyarrow_and_without(tmp_path, monkeypatch):
-    require_equal([*range(60), 1362], tmp_path, monkeypatch)  # one with a fault after a cell that has not its type
+def test_nasty_tables_are_the_same_with_pyarrow_and_without(tmp_path, monkeypatch, limited):
+    require_equal(
+        [*range(60), 1362], tmp_path, monkeypatch, limited
+    )  # one with a fault after a cell that has not its type
 
 
 @pytest.mark.slow
-def test_a_thousand_nasty_tables_are_the_same_with_pyarrow_and_without(tmp_path, monkeypatch):
-    require_equal(range(1000), tmp_path, monkeypatch)
+def test_a_thousand_nasty_tables_are_the_same_with_pyarrow_and_without(tmp_path, monkeypatch, limited):
+    require_equal(range(1000), tmp_path, monkeypatch, limited)
 
 
-def test_a_mark_where_a_block_begins_stays_as_where_another_row_does(tmp_path, monkeypatch):
-    monkeypatch.setattr(csv_arrow, "_WORTH", 0)
-    monkeypatch.setattr(csv_arrow, "_ROWS", 1)
+def test_a_mark_where_a_block_begins_stays_as_where_another_row_does(tmp_path, limited):
+    limited(arrow_worth=0, arrow_rows=1)
     path = tmp_path / "a.csv"  # of two files, one after the other
     rows = b"one,1\n" * 3
     path.write_bytes(b"\xef\xbb\xbfa,b\n" + rows + b"\xef\xbb\xbfa,b\n" + rows)
     for size in (8, 1 << 20):
-        monkeypatch.setattr(csv_arrow, "_BLOCK", size)
+        limited(arrow_block=size)
         (columns, _) = read(path, None, Schema())
         assert columns["a"][1].decode() == 3 * "one" + "\ufeffa" + 3 * "one"
 
@@ -133,8 +133,8 @@ def test_the_end_of_rows_is_found_in_few_steps_whatever_lines_are_in_quotes():
     assert len(calls) < 100
 
 
-def test_wide_tables_are_left_to_the_csv_module_unless_they_have_many_rows_or_long_cells(tmp_path, monkeypatch):
-    monkeypatch.setattr(csv_arrow, "_WORTH", 0)
+def test_wide_tables_are_left_to_the_csv_module_unless_they_have_many_rows_or_long_cells(tmp_path, limited):
+    limited(arrow_worth=0)
     path = tmp_path / "a.csv"
     for width, count, cell, is_left in ((300, 200, "1", True), (300, 1100, "1", False), (3, 90, "x" * 2000, False)):
         path.write_text("\n".join([",".join([cell] * width)] * (count + 1)) + "\n")

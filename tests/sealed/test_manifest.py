@@ -16,7 +16,6 @@ from fastrack import AuthenticationError, FormatError, Key, RollbackError, Signa
 from fastrack._files.plain_tensor import PlainTensor
 from fastrack._files.writer import write_sealed
 from fastrack._keys.signing import sign_envelope
-from fastrack._sets import manifest as manifests
 from fastrack._sets.entries import SealedEntry
 from fastrack._sets.manifest import PAYLOAD_TYPE, Manifest, load_manifest, sign_manifest
 from fastrack.grants import Signer
@@ -396,8 +395,8 @@ def test_garbage_is_refused(data):
         parse(signed(data))
 
 
-def test_a_manifest_beyond_the_bound_is_neither_read_nor_written(monkeypatch, manifest, folder):
-    monkeypatch.setattr(manifests, "_LIMIT", len(manifest.envelope) - 1)
+def test_a_manifest_beyond_the_bound_is_neither_read_nor_written(limited, manifest, folder):
+    limited(manifest_size=len(manifest.envelope) - 1)
     with pytest.raises(FormatError, match="at most"):
         load_manifest(folder / "fastrack.manifest", owner=OWNER.verifier)
     with pytest.raises(FormatError, match="at most"):

@@ -13,7 +13,6 @@ from safetensors.torch import save_file as save_plain
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, load_folder, seal_folder, unseal_folder
 from fastrack._models.lazy_weights import lazy_weights
-from fastrack._sets import quantize as module
 
 KEY = Key.from_bytes(bytes(range(32)))
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -180,14 +179,14 @@ def test_a_folder_comes_back_as_the_model_that_readers_see(tmp_path, sealed):
 
 
 @pytest.mark.nightly
-def test_a_weight_of_several_pieces_and_slabs_is_quantised_alike(tmp_path, monkeypatch):
+def test_a_weight_of_several_pieces_and_slabs_is_quantised_alike(tmp_path, limited):
     (tmp_path / "model").mkdir()
     weight = torch.randn(2100, 4096, generator=torch.Generator().manual_seed(0))
     save_plain({"up.weight": weight}, tmp_path / "model" / "model.safetensors")
     (tmp_path / "model" / "config.json").write_text("{}")
     found = []
     for piece in (1 << 30, 100_000):
-        monkeypatch.setattr(module, "_PIECE", piece)
+        limited(quantised_piece=piece)
         seal_folder(tmp_path / "model", tmp_path / f"{piece}", KEY, quantize="int8")
         found.append(seen(tmp_path / f"{piece}"))
     require_equal(*found)

@@ -28,7 +28,6 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import Key, SealedTensor, load_file, save_file, unseal, verify_file
-from fastrack._files import verify
 from fastrack._files.verify import check_file
 from fastrack._sealed import storage
 from fastrack._tensors import arrays
@@ -557,8 +556,8 @@ def test_a_file_of_another_key_is_told_apart_from_an_altered_one(path):
         assert isinstance(check.error, UnknownKeyError)
 
 
-def test_a_bad_chunk_far_behind_is_found_slab_by_slab(scratch, monkeypatch):
-    monkeypatch.setattr(verify, "_VERIFY_RUN", 4 * CHUNK_SIZE)
+def test_a_bad_chunk_far_behind_is_found_slab_by_slab(scratch, limited):
+    limited(verified_run=4 * CHUNK_SIZE)
     save_file({"x": np.zeros(20 * CHUNK_SIZE, np.uint8)}, scratch, KEY)
     seen = []
     assert check_file(scratch, KEY, progress=seen.append)[0].error is None

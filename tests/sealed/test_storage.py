@@ -26,10 +26,10 @@ def paths(tmp_path):
 
 
 @pytest.fixture
-def few_maps(monkeypatch):
+def few_maps(limited):
     gc.collect()
     storage._mapped.clear()
-    monkeypatch.setattr(storage, "MAP_LIMIT", 4)
+    limited(mapped_files=4)
 
 
 def maps_in(folder):

@@ -36,7 +36,6 @@ from fastrack import Key, load_file, rekey_file, save_file, seal_file, unseal, u
 from fastrack._files import importers, writer
 from fastrack._files import unseal_file as unsealing
 from fastrack._files.verify import check_file
-from fastrack._sealed import file_header
 from fastrack._tensors import arrays
 from fastrack._util import atomic
 from fastrack.distributed import CheckpointWriter
@@ -63,9 +62,8 @@ def target(tmp_path):
 
 
 @pytest.fixture
-def small_slabs(monkeypatch):
-    for module in (writer, unsealing):
-        monkeypatch.setattr(module, "SLAB", 2 * CHUNK_SIZE)
+def small_slabs(limited):
+    limited(file_slab=2 * CHUNK_SIZE)
 
 
 def opened(path, key=KEY):
@@ -208,8 +206,8 @@ def test_any_names_and_metadata_come_out(tmp_path, names, metadata, plain):
         assert set(file.plain) == set(left)
 
 
-def test_a_header_that_nobody_could_read_is_not_written(target, monkeypatch):
-    monkeypatch.setattr(file_header, "HEADER_LIMIT", 1000)
+def test_a_header_that_nobody_could_read_is_not_written(target, limited):
+    limited(file_header=1000)
     with pytest.raises(FormatError, match="header"):
         save_file({str(i): TENSORS["scale"] for i in range(20)}, target, KEY)
     assert not leftovers(target)
@@ -934,8 +932,8 @@ def test_a_child_that_is_forked_in_the_middle_of_a_file_leaves_it_to_its_parent(
     assert same(dict(np.load(plain)), tensors)
 
 
-def test_a_child_seals_no_other_bytes_under_the_key_and_nonce_of_its_parent(monkeypatch):
-    monkeypatch.setattr(writer, "SLAB", 4 * CHUNK_SIZE)
+def test_a_child_seals_no_other_bytes_under_the_key_and_nonce_of_its_parent(limited):
+    limited(file_slab=4 * CHUNK_SIZE)
     out = io.BytesIO()
     tensor = writer.PlainTensor.of(np.zeros(3 * writer.SLAB, np.uint8))
 

@@ -13,7 +13,7 @@ import fastrack
 from fastrack import DeviceError, GrantError, RollbackError, UnknownKeyError, tour
 from fastrack._documents.fields import binary, list_of
 from fastrack.grants import Grants
-from fastrack.tour import _folder, _messages, _owner, _visit
+from fastrack.tour import _folder, _messages, _visit
 from fastrack.tour._folder import verify_files
 from fastrack.tour._holder import HolderDesk
 from fastrack.tour._messages import pack, unpack
@@ -82,9 +82,8 @@ def test_versions_before_the_tour_are_those_of_its_first_model(tmp_path, monkeyp
     assert rig.owner_desk._ledger.latest().receipt is None
 
 
-def test_a_history_longer_than_a_manifest_has_is_compared_as_far_as_it_goes(tmp_path, monkeypatch):
-    for module in (_folder, _owner, _visit, fastrack._sets.manifest):
-        monkeypatch.setattr(module, "HISTORY_LIMIT", 2)
+def test_a_history_longer_than_a_manifest_has_is_compared_as_far_as_it_goes(tmp_path, limited):
+    limited(history=2)
     rig = Rig(tmp_path, ("ada",), versions=3)
     chain, manifest = rig.finish(rig.visit(0))
     chain.require_complete()
@@ -238,16 +237,16 @@ def test_a_desk_of_more_files_than_a_grant_may_name_is_not_opened(rig):
     assert is_bound(rig)
 
 
-def test_a_desk_of_more_keys_than_an_answer_may_have_is_not_opened(rig, monkeypatch):
-    monkeypatch.setattr(_messages, "_GRANTS", list_of(binary(4 << 20), 2))
+def test_a_desk_of_more_keys_than_an_answer_may_have_is_not_opened(rig, limited):
+    limited(tour_grants=list_of(binary(4 << 20), 2))
     open_holder(rig, [fastrack.Key.generate() for _ in range(2)], ids(1))
     with pytest.raises(ValueError, match="Seal fewer and larger files"):
         open_holder(rig, [fastrack.Key.generate() for _ in range(3)], ids(1))
 
 
 @pytest.mark.parametrize("problem", ["a missing file", "another device", "too many files"])
-def test_what_a_visitor_can_know_to_fail_uses_up_no_attempt(rig, monkeypatch, problem):
-    monkeypatch.setattr(_visit, "FILES_LIMIT", 2)
+def test_what_a_visitor_can_know_to_fail_uses_up_no_attempt(rig, limited, problem):
+    limited(tour_files=2)
     data = {"a missing file": [rig.folder / "absent"], "too many files": 3 * [rig.data("ada")]}
     options = {"device": "abacus"} if problem == "another device" else {}
     with pytest.raises((FileNotFoundError, DeviceError, GrantError)):

@@ -411,13 +411,13 @@ class TestTheEndOfTheProcess:
         assert errors.rstrip().endswith("KeyboardInterrupt")
         assert process.returncode == -signal.SIGINT
 
-    def test_does_not_wait_forever(self, monkeypatch, ahead):
+    def test_does_not_wait_forever(self, limited, ahead):
         has_begun, may_go = threading.Event(), threading.Event()
         iterator = iter(wrap(Watched(3, lambda i: has_begun.set() or may_go.wait(PATIENCE)), prefetch=ahead))
         waiting = threading.Thread(target=next, args=(iterator, None))
         waiting.start()
         assert has_begun.wait(PATIENCE)
-        monkeypatch.setattr(fastrack._training.prefetch, "_EXIT_TIMEOUT", 0.05)
+        limited(prefetch_end=0.05)
         fastrack._training.prefetch._stop_all()
         assert loader_threads()
         may_go.set()

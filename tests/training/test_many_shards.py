@@ -41,9 +41,9 @@ def maps_of(folder):
     return sum(str(folder) in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
-def test_more_shards_than_descriptors_and_maps_are_read_shuffled(tmp_path, monkeypatch):
+def test_more_shards_than_descriptors_and_maps_are_read_shuffled(tmp_path, limited):
     paths = make_shards(tmp_path, 300)
-    monkeypatch.setattr(storage, "MAP_LIMIT", 100)
+    limited(mapped_files=100)
     with room_for(3):
         data = read_shuffled(paths, 64)
     assert len(data) == 300 * ROWS
@@ -61,9 +61,9 @@ def test_very_many_shards_are_read_shuffled(tmp_path, count):
     assert 0 < maps_of(tmp_path) <= storage.MAP_LIMIT
 
 
-def test_a_batch_of_more_shards_than_maps_is_opened_in_one_call(tmp_path, monkeypatch):
+def test_a_batch_of_more_shards_than_maps_is_opened_in_one_call(tmp_path, limited):
     paths = make_shards(tmp_path, 50)
-    monkeypatch.setattr(storage, "MAP_LIMIT", 10)
+    limited(mapped_files=10)
     data = SealedDataset(paths)
     assert to_device(data[::ROWS]["x"], keys=KEY, framework="numpy")[:, 0].tolist() == list(range(50))
 

@@ -15,7 +15,6 @@ from torch.distributed.tensor import DTensor
 
 from fastrack import Key, load_file, load_model, save_file, save_model
 from fastrack._devices.cpu import CpuOperation
-from fastrack._files import writer
 from fastrack._tensors import arrays
 from fastrack.errors import AuthenticationError, DeviceError, UnknownKeyError
 from fastrack.format import chunk_offset
@@ -514,8 +513,8 @@ def test_an_interruption_leaves_zeros_too(path, monkeypatch):
 # Saving
 
 
-def test_neither_saving_nor_loading_takes_the_memory_of_a_second_model(tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, "SLAB", 1 << 20)
+def test_neither_saving_nor_loading_takes_the_memory_of_a_second_model(tmp_path, limited):
+    limited(file_slab=1 << 20)
     module, other = (nn.ParameterList(torch.randn(1 << 20) for _ in range(6)) for _ in range(2))
     save_model(nn.Linear(3, 4), tmp_path / "x", key=KEY)  # what is made once is made now
     load_model(nn.Linear(3, 4), tmp_path / "x", keys=KEY)

@@ -35,8 +35,8 @@ def _handler_stays():
 
 
 @pytest.fixture
-def _looks_always(monkeypatch):
-    monkeypatch.setattr(preemption, "_POLL", 0.0)
+def _looks_always(limited):
+    limited(preemption_poll=0.0)
 
 
 def fail_after(seconds):

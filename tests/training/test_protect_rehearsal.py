@@ -170,7 +170,7 @@ def test_files_elsewhere_are_neither_removed_nor_replaced(tmp_path):
     assert not fastrack.is_rehearsing()
 
 
-def test_text_elsewhere_is_put_back(tmp_path, monkeypatch):
+def test_text_elsewhere_is_put_back(tmp_path, limited):
     history, log = tmp_path / "history.json", tmp_path / "run.log"
     history.write_text("[1, 2]")
     history.chmod(0o640)
@@ -190,7 +190,7 @@ def test_text_elsewhere_is_put_back(tmp_path, monkeypatch):
     assert history.stat().st_mode & 0o777 == 0o640
     assert refused(lambda folder: (save_well(folder), (tmp_path / "weights").write_bytes(WEIGHTS))).endswith("weights")
     assert "weights" not in tree(tmp_path)
-    monkeypatch.setattr("fastrack._protect.rehearsal._MOST_KEPT", 5)  # bytes
+    limited(rehearsed_bytes=5)  # bytes
     assert refused(lambda folder: (save_well(folder), history.write_text("[]"))) == str(history)
     assert history.read_text() == "[1, 2]"
 

@@ -599,8 +599,8 @@ def test_a_cache_that_knows_the_module_only_as_a_key_is_no_reason_to_refuse_it()
     assert reloadable(module).module is module
 
 
-def test_a_search_ends_where_a_function_leads_to_very_much(monkeypatch):
-    monkeypatch.setattr(generations, "_MOST", 10)
+def test_a_search_ends_where_a_function_leads_to_very_much(limited):
+    limited(generations=10)
     seen = {}
     assert not generations._reaches(scaled([[] for _ in range(100)]), set(), seen)
     assert len(seen) == 10

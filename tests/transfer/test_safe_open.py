@@ -190,9 +190,9 @@ def test_prefetched_tensors_are_handed_out_once_in_any_order(layers, key):
             file.prefetch({"layer9": None})
 
 
-def test_prefetching_is_bounded_and_fails_where_it_is_used(layers, key, monkeypatch):
+def test_prefetching_is_bounded_and_fails_where_it_is_used(layers, key, limited):
     path, tensors = layers
-    monkeypatch.setattr("fastrack._transfer.prefetch._AHEAD", tensors["layer0"].nbytes)
+    limited(read_ahead=tensors["layer0"].nbytes)
     content = bytearray(path.read_bytes())
     content[-20] ^= 1  # of the last tensor
     path.write_bytes(content)
