@@ -5,6 +5,7 @@ import signal
 import sys
 from collections import Counter
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,14 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1]))  # and `bench`, which opens a GPU for tests/gpu
 
-from helpers import limits
+from helpers import absent, limits
 from helpers.own_environment import take_over
 
 _remove_folders = take_over()  # before a library looks at what the machine has
 
 from fastrack import Key  # noqa: E402 - not before
 from fastrack._patches.attributes import mark, restore  # noqa: E402
+from fastrack._tensors import arrays  # noqa: E402
 
 if importlib.util.find_spec("hypothesis"):  # which a machine that is lent with its GPU may lack
     from hypothesis import settings
@@ -84,6 +86,14 @@ def _other_libraries_as_they_were():
 @pytest.fixture(scope="session")
 def key():
     return Key.generate()
+
+
+@pytest.fixture
+def hide():
+    """Return a function that has packages not be installed until the test ends."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield partial(absent.hide, patch)
+    arrays.installed.cache_clear()
 
 
 @pytest.fixture

@@ -7,19 +7,18 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from helpers import fake_cuda
+from helpers import measuring
 from helpers.fake_cuda import MODES, FakeDriver
+from helpers.host_gpu import standing_in
 
 from fastrack import AuthenticationError
 from fastrack._bench import paths as bounce
-from fastrack._bench import runner as ablation
 from fastrack._bench import steps
 from fastrack._bench.endpoints import DIRECTIONS, OVERLAP
 from fastrack._bench.measure import BOUNCE, COPY, Times, interleave, timed_rounds
 from fastrack._bench.runner import ablate
 from fastrack._bench.steps import DIRECT, PARALLEL, STEPS, open_steps
 from fastrack._devices.cuda.device import CudaDevice
-from fastrack._transfer import channel
 from fastrack.format import CHUNK_SIZE
 
 NBYTES = 5 * CHUNK_SIZE + 77
@@ -46,13 +45,8 @@ def device(request, monkeypatch):
 
 @contextmanager
 def stand_in(monkeypatch, mode):
-    fake_cuda.install(monkeypatch)
-    driver = FakeDriver(mode)
-    monkeypatch.setattr(channel, "open_device", lambda *_: SmallDevice(driver))
-    monkeypatch.setattr(steps, "open_driver", lambda _: driver)
-    yield driver
-    driver.stop()
-    assert driver.violations == []
+    with standing_in(monkeypatch, FakeDriver(mode), SmallDevice) as driver:
+        yield driver
     assert driver.left() == 0
 
 
@@ -177,7 +171,7 @@ def test_rounds_call_each_in_turn_after_it_has_settled():
 
 @pytest.fixture
 def few(monkeypatch):
-    monkeypatch.setattr(ablation, "rounds_of", lambda nbytes, repeat: repeat)
+    measuring.shorten(monkeypatch)
 
 
 @pytest.mark.usefixtures("few")

@@ -13,19 +13,18 @@ import sys
 import threading
 import time
 from contextlib import closing
-from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from helpers import local_machine
+from helpers.fake_nvml import FakeNvml
 from helpers.foundry.authority import NOW
 from helpers.foundry.machine import Machine, policy, roots
 
 from fastrack import FastrackError, Key, attest
 from fastrack._cli.attest import exchange as module
-from fastrack._devices.graphics import Gpu, Graphics
-from fastrack._devices.nvml import Confidential
 from fastrack.grants import Signer
 
 
@@ -35,9 +34,7 @@ def _owner(cli, folder, monkeypatch):
     cli("keygen data.key")
     (folder / "policy.toml").write_text(policy(1))
     machine = Machine("tdx", 1)
-    monkeypatch.setattr(attest, "collect_evidence", lambda binding, **_: machine.collect(binding))
-    monkeypatch.setattr("fastrack.attest._verify_offer.VENDOR_ROOTS", roots())
-    monkeypatch.setattr(module, "read_clock", lambda: NOW)
+    local_machine.replace(monkeypatch, lambda binding, **_: machine.collect(binding))
     cli("attest challenge challenge")
 
 
@@ -174,13 +171,12 @@ def test_it_is_said_what_is_waited_for_and_where_the_key_is(cli, folder):
 
 
 def test_what_is_to_be_set_on_a_gpu_before_its_first_process_is_said(cli, monkeypatch):
-    gpus = Graphics(gpus=(Gpu("H100", 0, persists=False),), confidential=Confidential(enabled=True, ready=False))
-    monkeypatch.setattr(module, "read_graphics", lambda: gpus)
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(persistence=0, ready=0))
     said = cli("attest collect challenge").stderr.splitlines()  # for a pipe too: what is attested ends with the session
     assert [line.partition(":")[0] for line in said] == ["ready", "persistence"]
     assert [said[0].endswith("nvidia-smi conf-compute -srs 1"), said[1].endswith("nvidia-smi -pm 1")] == [True, True]
     assert cli("attest collect challenge --no-gpus").stderr == ""
-    gpus = replace(gpus, confidential=Confidential(enabled=False))
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(persistence=0, ready=0, feature=0))
     assert cli("attest collect challenge").stderr == ""
 
 

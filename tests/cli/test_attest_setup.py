@@ -6,14 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers import local_machine
 from helpers.foundry import tdx
-from helpers.foundry.authority import NOW
-from helpers.foundry.machine import Machine, roots
+from helpers.foundry.machine import Machine
 from helpers.vendor_services import VendorServices
 
 from fastrack import attest
 from fastrack._cli.attest import exchange as module
-from fastrack._cli.attest import fetch, policy
 
 
 @pytest.fixture
@@ -26,10 +25,7 @@ def service(monkeypatch):
         quote = machine.prove(binding.report_data(bare)).quote
         return attest.MachineEvidence(attest.TdxEvidence(quote), tuple(bare))
 
-    monkeypatch.setattr(attest, "collect_evidence", collect)
-    monkeypatch.setattr("fastrack.attest._verify_offer.VENDOR_ROOTS", roots())
-    for one in (module, fetch, policy):
-        monkeypatch.setattr(one, "read_clock", lambda: NOW)
+    local_machine.replace(monkeypatch, collect)
     with VendorServices(machine).running() as running:
         yield running
 

@@ -1,11 +1,11 @@
 import json
 import re
-import sys
 from dataclasses import replace
 
 import pytest
-from helpers import fake_cuda
+from helpers import measuring
 from helpers.fake_cuda import FakeDriver
+from helpers.host_gpu import standing_in
 
 from fastrack._bench import runner as ablation
 from fastrack._bench import steps
@@ -18,7 +18,6 @@ from fastrack._cli.measurements import narrow_console
 from fastrack._crypto import engine as aead
 from fastrack._crypto.workers import default_threads
 from fastrack._devices.cuda.device import CudaDevice
-from fastrack._transfer import channel
 
 QUICK = "bench --size 0.0625 --repeat 1"
 
@@ -26,20 +25,16 @@ QUICK = "bench --size 0.0625 --repeat 1"
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
     """As many rounds as were asked for, at every size."""
-    monkeypatch.setattr(ablation, "rounds_of", lambda nbytes, repeat: repeat)
+    measuring.shorten(monkeypatch)
 
 
 @pytest.fixture
 def gpu(monkeypatch):
     """A GPU of host memory, as cuda:0."""
-    fake_cuda.install(monkeypatch)
     driver = FakeDriver("serial")
     driver.confidential = False  # to have times
-    monkeypatch.setattr(channel, "open_device", lambda *_: CudaDevice(driver))
-    monkeypatch.setattr(steps, "open_driver", lambda _: driver)
-    yield
-    driver.stop()
-    assert driver.violations == []
+    with standing_in(monkeypatch, driver, CudaDevice):
+        yield
 
 
 def rows_of(*sizes, p99=None):
@@ -158,8 +153,7 @@ def test_speeds_are_told_with_where_the_rest_is(cli):
     assert cli(f"{QUICK} --quiet --json out.json").stdout == ""
 
 
-def test_progress_names_the_measurement_and_the_path_in_a_line(monkeypatch):
-    monkeypatch.setattr(ablation, "rounds_of", lambda nbytes, repeat: repeat)
+def test_progress_names_the_measurement_and_the_path_in_a_line():
     told = []
     ablation.ablate([1 / 16, 1 / 8], repeat=2, progress=told.append)
     assert told[0] == "to_device 0.0625 MiB, 1 of 4, making random data"
@@ -194,9 +188,8 @@ def test_a_chart_takes_any_number_of_sizes_and_losses(folder, sizes):
         assert ("Loss, on sealed and on plain data alike" in text) is bool(losses)
 
 
-def test_a_chart_without_matplotlib_says_what_to_install(cli, monkeypatch):
-    monkeypatch.setattr("fastrack._bench.plots.find_spec", lambda _: None)
-    monkeypatch.delitem(sys.modules, "matplotlib", raising=False)
+def test_a_chart_without_matplotlib_says_what_to_install(cli, hide):
+    hide("matplotlib")
     assert cli.error(f"{QUICK} --picture chart.png") == (
         "error: matplotlib is not installed: pip install 'fastrack-io[demo]'\n"
     )

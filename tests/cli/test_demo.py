@@ -1,9 +1,9 @@
 import importlib.util
 import re
-import sys
 from pathlib import Path
 
 import pytest
+from helpers import measuring
 
 from fastrack import Key, save_file
 from fastrack._cli.commands import demo as demo_module
@@ -25,7 +25,7 @@ def little(monkeypatch):
     library = demo_module._library()
     library["text"] = library["text"][:2000]
     monkeypatch.setattr(demo_module, "_library", lambda: library)
-    monkeypatch.setattr("fastrack._bench.runner.rounds_of", lambda nbytes, repeat: repeat)
+    measuring.shorten(monkeypatch)
 
 
 def steps_of(said):
@@ -120,8 +120,8 @@ def test_what_a_sealed_batch_costs_is_said(more, told):
     assert told in demo_module._explain(more)
 
 
-def test_training_is_left_out_without_torch(folder, capsys, monkeypatch):
-    monkeypatch.setattr(demo_module, "find_spec", lambda _: None)
+def test_training_is_left_out_without_torch(folder, capsys, hide):
+    hide("torch")
     assert train_twice(folder) == []
     assert capsys.readouterr().out == "left out, as torch is not installed: pip install 'fastrack-io[torch]'\n"
 
@@ -156,9 +156,8 @@ def test_a_demo_that_fails_leaves_nothing(cli, work, monkeypatch):
 
 
 @pytest.mark.usefixtures("work")
-def test_a_demo_without_its_package_says_what_to_install(cli, monkeypatch):
-    monkeypatch.delitem(sys.modules, "matplotlib", raising=False)
-    monkeypatch.setattr("fastrack._bench.plots.find_spec", lambda _: None)
+def test_a_demo_without_its_package_says_what_to_install(cli, hide):
+    hide("matplotlib")
     assert cli.error(QUICK) == "error: matplotlib is not installed: pip install 'fastrack-io[demo]'\n"
 
 

@@ -162,10 +162,20 @@ def test_an_engine_that_fails_its_test_is_told_with_a_status(cli, monkeypatch):
     assert cli.json("doctor", status=1)["engine"]["problem"] == "it opens a chunk that was altered"
 
 
-def test_an_engine_is_told_with_what_chose_it(cli, monkeypatch):
-    monkeypatch.setattr(aead, "selected_engine", lambda: SelectedEngine("openssl"))
+@pytest.fixture
+def choose_anew():
+    """Return a function that has the engine be chosen again, as it is at the end."""
+    clear = aead.selected_engine.cache_clear
+    yield clear
+    clear()
+
+
+def test_an_engine_is_told_with_what_chose_it(cli, monkeypatch, choose_anew):
+    monkeypatch.delenv(ENGINE_VARIABLE, raising=False)
+    choose_anew()
     assert "chosen by     fastrack; FASTRACK_ENGINE is not set" in cli("doctor").stdout
-    monkeypatch.setattr(aead, "selected_engine", lambda: SelectedEngine("openssl", forced=True))
+    monkeypatch.setenv(ENGINE_VARIABLE, "openssl")
+    choose_anew()
     said = cli("doctor").stdout
     assert "AES-GCM       openssl" in said
     assert "chosen by     the environment, with FASTRACK_ENGINE" in said
@@ -178,16 +188,13 @@ def test_an_engine_is_told_with_what_chose_it(cli, monkeypatch):
     assert (engine["forced"], engine["fault"]) == (False, "vaes-512 failed its test")
 
 
-def test_a_variable_that_names_no_engine_is_told_with_a_status(cli, monkeypatch):
+def test_a_variable_that_names_no_engine_is_told_with_a_status(cli, monkeypatch, choose_anew):
     monkeypatch.setenv(ENGINE_VARIABLE, "quantum")
-    aead.selected_engine.cache_clear()
-    try:
-        said = cli("doctor", status=1).stdout
-        assert f"AES-GCM       none (available: {', '.join(aead.available_engines())})" in said
-        assert "got 'quantum'. Name one of these, or unset FASTRACK_ENGINE" in said
-        assert cli.json("doctor", status=1)["engine"]["engine"] is None
-    finally:
-        aead.selected_engine.cache_clear()
+    choose_anew()
+    said = cli("doctor", status=1).stdout
+    assert f"AES-GCM       none (available: {', '.join(aead.available_engines())})" in said
+    assert "got 'quantum'. Name one of these, or unset FASTRACK_ENGINE" in said
+    assert cli.json("doctor", status=1)["engine"]["engine"] is None
 
 
 def test_a_gpu_that_cannot_be_used_is_told_with_what_to_install(cli, monkeypatch):
@@ -230,8 +237,7 @@ COPIES = CopySpeeds(Speeds((1.11, 3.14), (2.0, 4.0)), Speeds((1.21, 3.24), (2.1,
 
 
 def test_copies_are_told_where_they_were_compared_and_connections_where_they_are_few(cli, monkeypatch):
-    graphics = Graphics(driver="580", gpus=(Gpu("H100", 80 << 30),))
-    monkeypatch.setattr(doctor_module, "read_graphics", lambda: graphics)
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     monkeypatch.setattr(doctor_module, "check_cuda", lambda: CudaCheck(True, None, copies=COPIES))
     monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
     said = cli("doctor").stdout

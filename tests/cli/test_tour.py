@@ -9,13 +9,13 @@ from contextlib import closing
 import pytest
 import torch
 from cli.conftest import Script
+from helpers import local_machine
 from helpers.foundry.authority import NOW
-from helpers.foundry.machine import roots
 from helpers.tour_files import TRAIN, Tour, clock, lines_of, open_desk
 from helpers.tour_rig import Rig
 
 import fastrack
-from fastrack import attest, tour
+from fastrack import tour
 from fastrack._documents.canonical import encode
 from fastrack._documents.fields import binary, list_of
 from fastrack._service.journal import _hash_entry
@@ -27,10 +27,7 @@ VERIFY = f"tour verify {CHAIN} --owner owner.signer.pub"
 
 def patch_machine(patch, made):
     """Have commands use a made-up machine, its vendors and its time."""
-    patch.setattr(attest, "collect_evidence", made.machine)
-    patch.setattr("fastrack.attest._verify_offer.VENDOR_ROOTS", roots())
-    for module in ("plan", "desks", "run"):
-        patch.setattr(f"fastrack._cli.tours.{module}.read_clock", clock)
+    local_machine.replace(patch, made.machine, clock)
 
 
 @pytest.fixture

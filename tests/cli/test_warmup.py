@@ -1,8 +1,11 @@
 """`fastrack warmup`, and what `doctor` tells of machine code."""
 
 import dataclasses
+import sys
 
+import pynvml
 import pytest
+from helpers.fake_nvml import FakeNvml
 
 from fastrack._cli.commands import warmup as warmup_module
 from fastrack._cli.commands.doctor import read_machine_code
@@ -11,14 +14,14 @@ from fastrack._crypto import native
 
 
 def test_without_a_gpu_there_is_nothing_to_do(cli, monkeypatch):
-    monkeypatch.setattr(warmup_module, "read_graphics", lambda: type("Graphics", (), {"gpus": []}))
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(fails={"nvmlInit": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}))
     assert "nothing to do" in cli("warmup").stdout
     assert cli("warmup --quiet").stdout == ""
     assert cli.json("warmup")["cuda"] is None
 
 
 def test_kernels_are_loaded_where_there_is_a_gpu(cli, monkeypatch):
-    monkeypatch.setattr(warmup_module, "read_graphics", lambda: type("Graphics", (), {"gpus": ["one"]}))
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     loaded = "kernels loaded, compiled by NVRTC 13.0"
     for problem, told in ((None, loaded), ("no compiler", "not usable: no compiler")):
         check = CudaCheck(usable=problem is None, problem=problem, kernels="NVRTC 13.0")

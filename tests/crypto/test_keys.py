@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from helpers import file_systems
 from helpers.cases import each
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +21,6 @@ from fastrack import Key, KeyRing
 from fastrack._crypto.secret_bytes import SecretBytes
 from fastrack._keys import keys as keys_module
 from fastrack._keys.keyring import sealing_key
-from fastrack._util import atomic
 from fastrack.errors import ClosedError, FormatError, KeyPermissionError
 
 SECRET = bytes(range(100, 132))
@@ -432,7 +432,7 @@ def test_a_file_system_without_links_takes_a_key_all_the_same(key, path, tmp_pat
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    monkeypatch.setattr(atomic, "_UNNAMED", 0)  # such file systems have no files without names either
+    file_systems.refuse_unnamed(monkeypatch)  # such file systems have no files without names either
     key.save(path)
     with pytest.raises(FileExistsError):
         Key.generate().save(path)

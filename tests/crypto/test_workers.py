@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.boxes import MAX, all_boxes, native_threads, unserved
+from helpers.boxes import MAX, all_boxes, native_threads, replace_boxes, unserved
 from helpers.cases import each
 from helpers.forking import in_forked_child
 from helpers.native_code import build, needs_compiler
@@ -107,7 +107,7 @@ def test_work_is_shared_with_so_many_threads(kernels, threads):
 
 
 def test_a_call_of_one_thread_looks_into_no_box(kernels, monkeypatch):
-    monkeypatch.setattr(workers, "_boxes", 0)
+    replace_boxes(monkeypatch, 0)
     roles = np.zeros(2, np.int64)
     workers.share(kernels.know_roles, (roles.ctypes.data, 1), 0, 0)
     assert roles.tolist() == [1, 0]
@@ -118,8 +118,7 @@ def test_a_call_of_one_thread_looks_into_no_box(kernels, monkeypatch):
 
 @needs_cpus
 def test_a_worker_that_has_not_begun_is_not_waited_for_and_finds_nothing(run, monkeypatch):
-    boxes = unserved(3)
-    monkeypatch.setattr(workers, "_boxes", boxes)
+    boxes = replace_boxes(monkeypatch, unserved(3))
     assert run(1000, 4) == (True, None)
     assert all(box[workers.ENTRY] for box in all_boxes(boxes))
     assert {(box.state, box[workers.OWNER]) for box in all_boxes(boxes)} == {(workers.FREE, 0)}
@@ -127,8 +126,7 @@ def test_a_worker_that_has_not_begun_is_not_waited_for_and_finds_nothing(run, mo
 
 @each("state", [workers.CLAIMED, workers.POSTED, workers.RUNNING, workers.DONE])
 def test_a_caller_that_finds_no_box_works_alone_and_touches_none(run, monkeypatch, state):
-    boxes = unserved(3, state)
-    monkeypatch.setattr(workers, "_boxes", boxes)
+    boxes = replace_boxes(monkeypatch, unserved(3, state))
     assert run(1000, 4) == (True, None)
     assert {(box.state, box[workers.ENTRY]) for box in all_boxes(boxes)} == {(state, 0)}
 
@@ -136,8 +134,7 @@ def test_a_caller_that_finds_no_box_works_alone_and_touches_none(run, monkeypatc
 @needs_cpus
 def test_a_caller_waits_until_its_worker_is_done(kernels, monkeypatch):
     """Play the worker: the work begins before the caller's own ends, and ends a while after."""
-    boxes, roles, ended = unserved(1), np.zeros(2, np.int64), threading.Event()
-    monkeypatch.setattr(workers, "_boxes", boxes)
+    boxes, roles, ended = replace_boxes(monkeypatch, unserved(1)), np.zeros(2, np.int64), threading.Event()
     (box,) = all_boxes(boxes)
 
     def call():
@@ -179,8 +176,7 @@ def test_a_caller_waits_until_its_worker_is_done(kernels, monkeypatch):
 def test_workers_that_are_awake_are_asked_first_and_others_if_that_pays(
     kernels, monkeypatch, awake, recent, other, streak, wakes, asked
 ):
-    boxes, roles = unserved(4), np.zeros(2, np.int64)
-    monkeypatch.setattr(workers, "_boxes", boxes)
+    boxes, roles = replace_boxes(monkeypatch, unserved(4)), np.zeros(2, np.int64)
     for number in awake:
         all_boxes(boxes)[number][workers.AWAKE] = 1
     words = workers.SHARED, workers.STREAK, workers.CALLING
@@ -201,8 +197,7 @@ def test_workers_stay_awake_for_a_streak_of_one_thread(kernels, monkeypatch):
         workers.share(kernels.know_roles, (roles.ctypes.data, 2), 1, 1)
         return all_boxes(boxes)[0][workers.AWAKE]
 
-    boxes = workers._new_boxes(1)
-    monkeypatch.setattr(workers, "_boxes", boxes)
+    boxes = replace_boxes(monkeypatch, workers._new_boxes(1))
     last = ctypes.c_int64.from_address(boxes + 8 * workers.SHARED)
     last.value = -(10**12)
     assert call() == 0

@@ -8,10 +8,12 @@ import types
 from pathlib import Path
 
 import numpy as np
+import pynvml
 import pytest
 import torch
 from helpers import stub_cuda
 from helpers.cases import each
+from helpers.fake_nvml import FakeNvml
 from helpers.forking import in_forked_child
 from helpers.stub_cuda import NOT_READY, StubCuda
 
@@ -144,14 +146,14 @@ def runtime(monkeypatch, tmp_path):
 
 def test_without_a_driver_it_says_that_and_not_to_install_cupy(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.setattr(cupy_driver, "absence", lambda: "no NVIDIA driver")
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(fails={"nvmlInit": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}))
     with pytest.raises(DeviceError, match=r"^cuda:0 needs a GPU of NVIDIA, got no NVIDIA driver: .*device='cpu'$"):
         open_device("cuda:0")
 
 
 def test_without_cupy_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.setattr(cupy_driver, "absence", lambda: None)
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     with pytest.raises(DeviceError, match=r"(?s)\[cu13\].*\[cu12\].*device='cpu'"):
         open_device("cuda:0")
     with pytest.raises(DeviceError, match="needs CuPy"):

@@ -15,7 +15,6 @@ from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices import canonical, open_device
 from fastrack._devices.base import BadChunk, Device
 from fastrack._devices.cpu import CpuDevice
-from fastrack._tensors import arrays
 
 
 @each(
@@ -85,14 +84,14 @@ def cpu():
     return open_device("cpu", threads=2)
 
 
-def test_the_host_keeps_what_is_wanted_else_what_came_and_nothing_of_cupy(cpu, monkeypatch):
+def test_the_host_keeps_what_is_wanted_else_what_came_and_nothing_of_cupy(cpu, hide):
     assert cpu.framework("numpy", "torch") == "numpy"
     assert cpu.framework("torch", None) == cpu.framework("torch", "cupy") == "torch"
     assert [cpu.framework(None, came) for came in ("numpy", "torch", "cupy", None)] == ["numpy", *["torch"] * 3]
     for origin in (None, "cupy", "numpy"):
         with pytest.raises(DeviceError, match="CuPy"):
             cpu.framework("cupy", origin)
-    monkeypatch.setattr(arrays, "installed", lambda framework: False)
+    hide("torch")
     assert cpu.framework(None, None) == cpu.framework(None, "cupy") == "numpy"
 
 

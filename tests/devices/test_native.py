@@ -6,7 +6,7 @@ import types
 
 import numpy as np
 import pytest
-from helpers.boxes import all_boxes, unserved
+from helpers.boxes import all_boxes, replace_boxes, unserved
 from helpers.cases import each
 from helpers.reference import noise
 from helpers.stub_cuda import NOT_READY, StubCuda
@@ -217,8 +217,7 @@ def one_copy(size):
 
 
 def test_a_worker_that_does_not_begin_is_not_waited_for(run, monkeypatch):
-    boxes = unserved(3)
-    monkeypatch.setattr(workers, "_boxes", boxes)
+    boxes = replace_boxes(monkeypatch, unserved(3))
     commands, target, source = one_copy(8 * MIB)
     run(commands, threads=4)
     assert np.array_equal(target, source)
@@ -228,8 +227,7 @@ def test_a_worker_that_does_not_begin_is_not_waited_for(run, monkeypatch):
 
 
 def test_a_long_copy_asks_for_as_many_workers_as_it_was_given(run, monkeypatch):
-    boxes = unserved(20)
-    monkeypatch.setattr(workers, "_boxes", boxes)
+    boxes = replace_boxes(monkeypatch, unserved(20))
     commands, target, source = one_copy(8 * MIB)
     run(commands, threads=13)
     assert np.array_equal(target, source)
@@ -237,8 +235,7 @@ def test_a_long_copy_asks_for_as_many_workers_as_it_was_given(run, monkeypatch):
 
 
 def test_short_copies_have_no_workers(run, monkeypatch):
-    boxes = unserved(3)
-    monkeypatch.setattr(workers, "_boxes", boxes)
+    boxes = replace_boxes(monkeypatch, unserved(3))
     commands, target, source = one_copy(100_000)
     run(commands, threads=8)
     assert np.array_equal(target, source)

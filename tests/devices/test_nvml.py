@@ -1,11 +1,11 @@
 import os
+import sys
 
 import pynvml
 import pytest
 from helpers.cases import each
 from helpers.fake_nvml import GIB, FakeNvml
 
-from fastrack._devices import nvml as module
 from fastrack._devices.graphics import Gpu, Graphics, read_graphics
 from fastrack._devices.nvml import Confidential, read_confidential
 
@@ -119,7 +119,7 @@ def test_multi_gpu_settings_that_are_not_there_or_come_with_an_error_code_are_no
 )
 def test_copies_are_encrypted_in_confidential_mode_and_in_protected_pcie(monkeypatch, state, expected):
     nvml = FakeNvml(**state)
-    monkeypatch.setattr(module, "import_module", lambda name: nvml)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
     assert read_confidential().encrypts_copies is expected
     assert nvml.open == 0
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from helpers import file_ids
 from helpers.cases import each
 from helpers.tampering import tamper_file
 from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner, DefaultSavePlanner, SavePlanner
@@ -369,7 +370,7 @@ def test_an_older_file_is_refused(folder, tmp_path):
 def test_a_file_of_the_same_id_under_another_key_is_refused(folder, tmp_path, monkeypatch):
     """The holder of another key that the reader has cannot take the place of a process."""
     path = shards(folder)
-    monkeypatch.setattr(writer, "new_file_id", lambda: path.stem.removeprefix("shards-"))
+    file_ids.fix(monkeypatch, path.stem.removeprefix("shards-"))
     save(state(2), tmp_path / "other", OTHER)
     shutil.copy(shards(tmp_path / "other"), path)
     refuse(folder, AuthenticationError, OTHER.id, keys=[KEY, OTHER])

@@ -11,12 +11,11 @@ from cli.conftest import Script
 from typer.main import get_command
 
 import fastrack
-from fastrack import attest
 from fastrack.attest._broker.ledger import Ledger
 from fastrack.grants import Verifier
 from fastrack.providers import WrappedKey
-from helpers.foundry.authority import NOW
-from helpers.foundry.machine import Machine, policy, roots
+from helpers import local_machine
+from helpers.foundry.machine import Machine, policy
 from helpers.profiles import STAGES, document
 from helpers.vendor_services import VendorServices
 
@@ -119,10 +118,7 @@ def every_command():
 def machine(patch):
     """Have commands collect and verify the evidence of a made-up machine, and serve nothing."""
     made = Machine("tdx", 1)
-    patch.setattr(attest, "collect_evidence", lambda binding, **_: made.collect(binding))
-    patch.setattr("fastrack.attest._verify_offer.VENDOR_ROOTS", roots())
-    for module in ("exchange", "fetch", "policy"):
-        patch.setattr(f"fastrack._cli.attest.{module}.read_clock", lambda: NOW)
+    local_machine.replace(patch, lambda binding, **_: made.collect(binding))
     if find_spec("uvicorn"):
         patch.setattr("fastrack._service.server.serve", lambda *_, **__: None)
     return made

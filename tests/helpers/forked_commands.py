@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fastrack import attest
-from fastrack._bench import runner
 from fastrack._cli import app, main  # noqa: F401 - once for all forks
 from fastrack._cli.tours.run import _Config
+from helpers import local_machine, measuring
 
 pytest.importorskip("fastrack_bench")
 
@@ -78,7 +77,7 @@ def prepare(patch):
     machine(patch)
     rows = [Row(Stage("to_device", 2), size, (1e-3, 1e-3, 1e-3)) for size in GRID]
     patch.setattr(gather, "measure_stages", lambda *_, **__: rows)
-    patch.setattr(runner, "rounds_of", lambda nbytes, repeat: repeat)
+    measuring.shorten(patch)
     with tempfile.TemporaryDirectory() as folder:
         patch.chdir(folder)
         Path("x.txt").touch()
@@ -91,10 +90,8 @@ def prepare_tour(patch):
     """Have `tour run` visit desks of this process, on another made-up machine."""
     from helpers.tour_files import clock, open_desk
 
-    for module in ("plan", "desks", "run"):
-        patch.setattr(f"fastrack._cli.tours.{module}.read_clock", clock)
     patch.setattr(_Config, "desk", lambda config, url: open_desk(config.folder, {"1": "owner", "2": "a"}[url[-1]]))
-    patch.setattr(attest, "collect_evidence", Machine("snp", 0, is_small=True))
+    local_machine.replace(patch, Machine("snp", 0, is_small=True), clock)
 
 
 def serve():

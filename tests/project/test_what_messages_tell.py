@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import local_machine
 from helpers.commands import invoke
-from helpers.foundry.authority import NOW
-from helpers.foundry.machine import Machine, policy, roots
+from helpers.foundry.machine import Machine, policy
 
 import fastrack
 from fastrack import Anchor, Key, KeyRing, SealedDataset, attest, grants, providers, tour
@@ -284,9 +284,7 @@ def test_no_command_repeats_a_secret(name, monkeypatch):
         monkeypatch.setattr(server, "run", lambda *_, **__: None)
     if name.startswith("attest"):
         machine = Machine("tdx", 0)
-        monkeypatch.setattr(attest, "collect_evidence", lambda binding, **_: machine.collect(binding))
-        monkeypatch.setattr("fastrack.attest._verify_offer.VENDOR_ROOTS", roots())
-        monkeypatch.setattr("fastrack._cli.attest.exchange.read_clock", lambda: NOW)
+        local_machine.replace(monkeypatch, lambda binding, **_: machine.collect(binding))
         for made in ("attest challenge challenge", "attest collect challenge offer"):
             assert invoke(made.split()).exit_code == 0
     for kind in ("hex", "key=hex", "/hex", "URL", "URL with a slash"):

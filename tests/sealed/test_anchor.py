@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import file_ids
 from helpers.cases import each
 
 import fastrack
@@ -293,7 +294,7 @@ def test_a_file_that_is_altered_in_place_after_it_was_opened_does_not_open(ancho
     with fastrack.load_file(NAME) as file:
         file_id = file.file_id
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fastrack._files.writer.new_file_id", lambda: file_id)
+        file_ids.fix(patch, file_id)
         publish(2)  # under the same contexts
     with fastrack.load_file(NAME, anchor=anchor) as file:
         tensor, rows = file["x"], file["x"][:3]

@@ -2,11 +2,13 @@
 
 import base64
 import json
+import os
 import pickle
 from functools import partial
 
 import numpy as np
 import pytest
+from helpers import file_ids
 from helpers.cases import each
 from hypothesis import given
 from hypothesis import strategies as st
@@ -151,7 +153,7 @@ def resealed(folder):
     with fastrack.load_file(folder / NAME) as file:
         file_id = file.file_id
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fastrack._files.writer.new_file_id", lambda: file_id)
+        file_ids.fix(patch, file_id)
         save(folder, 2, metadata={"note": "a"})
 
 
@@ -179,8 +181,7 @@ def test_another_message_under_the_same_context_is_refused_and_named(folder, man
     ],
 )
 def test_each_change_of_a_file_is_told(tmp_path, monkeypatch, options, told):
-    monkeypatch.setattr("fastrack._files.writer.new_file_id", lambda: "0" * 32)
-    monkeypatch.setattr("fastrack._sealed.contexts.os.urandom", bytes)  # the salts stay the same
+    monkeypatch.setattr(os, "urandom", bytes)  # file id and salts stay the same
 
     def write(options):
         tensors = {"x": np.zeros(options.get("shape", (2, 4)), np.int64), "y": np.ones(3, options.get("dtype", "f8"))}

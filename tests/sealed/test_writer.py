@@ -24,7 +24,7 @@ import safetensors
 import safetensors.numpy
 import safetensors.torch
 import torch
-from helpers import by_hand
+from helpers import by_hand, file_systems
 from helpers.cases import each
 from helpers.processes import largest_file
 from helpers.tampering import tamper_file, tampered
@@ -720,7 +720,7 @@ FULL = [errno.ENOSPC, errno.EDQUOT, errno.EFBIG]
 @pytest.mark.parametrize("number", [*FULL, errno.EIO])
 def test_a_disk_that_is_full_at_the_last_moment_leaves_what_was_there(target, before, monkeypatch, call, number):
     if call == "replace":  # comes last where a file has a temporary name
-        monkeypatch.setattr(atomic, "_UNNAMED", 0)
+        file_systems.refuse_unnamed(monkeypatch)
     elif call == "link" and not atomic._UNNAMED:
         pytest.skip("this system has no files without names")
     monkeypatch.setattr(os, call, Mock(side_effect=OSError(number, os.strerror(number))))
@@ -921,7 +921,7 @@ def forked_in(write, at):
 @each("is_named", [True, False])
 def test_a_child_that_is_forked_in_the_middle_of_a_file_leaves_it_to_its_parent(target, monkeypatch, is_named, at):
     if is_named:
-        monkeypatch.setattr(atomic, "_UNNAMED", 0)
+        file_systems.refuse_unnamed(monkeypatch)
     tensors = {name: np.full(1000, number) for number, name in enumerate("abc")}
     told = forked_in(lambda progress: save_file(tensors, target, KEY, progress=progress), at)
     assert "expected the process that began it" in told

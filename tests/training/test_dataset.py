@@ -27,7 +27,6 @@ from fastrack import (
     collate,
 )
 from fastrack._sealed import message_headers
-from fastrack._tensors import arrays
 from fastrack._training import handles
 from fastrack._training.handles import Lengths
 from fastrack.format import chunk_offset
@@ -469,8 +468,8 @@ class TestCollate:
         found, expected = collate(samples), torch.utils.data.default_collate(samples)
         assert str(found) == str(expected)
 
-    def test_makes_arrays_where_torch_is_not_installed(self, key, monkeypatch):
-        monkeypatch.setattr(arrays, "installed", lambda framework: False)
+    def test_makes_arrays_where_torch_is_not_installed(self, key, hide):
+        hide("torch")
         assert collate([1, 2]).tolist() == [1, 2]
         assert collate([np.ones(2), np.zeros(2)]).shape == (2, 2)
         assert collate(["a", "b"]) == ["a", "b"]

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import own_channels
 from helpers.cases import each
 from helpers.forking import in_forked_child
 from helpers.loading import Numbers, Resumable, Stream, threads_left, wait_until
@@ -215,8 +216,7 @@ class TestWrapping:
             wrap([], prefetch=1.5)
 
     def test_opens_no_device(self, monkeypatch):
-        channels = fastrack._transfer.api._Shared()
-        monkeypatch.setattr(fastrack._transfer.api, "_shared", channels)
+        channels = own_channels.share(monkeypatch)
         wrapped = wrap([1], "cuda:7", prefetch=0)
         assert not channels.channels
         assert repr(wrapped) == "<WrappedLoader to cuda:7 of a list>"

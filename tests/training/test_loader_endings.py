@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from helpers import own_channels
 from helpers.cases import each
 from helpers.cuda_on_host import in_confidential_mode
 from helpers.loading import PATIENCE, Numbers, fail_on_five, loader_threads, threads_left, wait_until
@@ -309,9 +310,7 @@ class TestOnADeviceThatFails:
     def channel(self, request, monkeypatch):
         """Return the channel of "cuda:0" and of the process, which stages everything."""
         with request.param() as channel:
-            shared = fastrack._transfer.api._Shared()
-            shared.channels["cuda:0"] = channel
-            monkeypatch.setattr(fastrack._transfer.api, "_shared", shared)
+            own_channels.share(monkeypatch, {"cuda:0": channel})
             monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
             yield channel
             for pool in channel._pools:

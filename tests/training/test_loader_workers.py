@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from helpers import loading
+from helpers import loading, own_channels
 from helpers.cuda_on_host import in_confidential_mode
 from helpers.loading import Numbers, Stream, look_often, threads_left, wait_until
 from torch.utils.data import DataLoader
@@ -146,9 +146,7 @@ def test_what_they_send_reaches_a_device_in_confidential_mode(new_channel, monke
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # it has no streams of torch
     options = {"batch_size": 6, "num_workers": 2, "multiprocessing_context": "fork"}
     with new_channel() as channel:
-        shared = fastrack._transfer.api._Shared()
-        shared.channels["cuda:0"] = channel
-        monkeypatch.setattr(fastrack._transfer.api, "_shared", shared)
+        own_channels.share(monkeypatch, {"cuda:0": channel})
         loaders = [DataLoader(Numbers(20), collate_fn=sealed_rows, **options), DataLoader(Numbers(20), **options)]
         sealed, plain = (list(wrap(loader, "cuda", keys=KEY, prefetch=2)) for loader in loaders)
     assert torch.equal(torch.cat(sealed), PLAIN)

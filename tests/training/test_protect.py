@@ -15,12 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import canaries
 from helpers.forking import in_forked_child
 
 import fastrack
 from fastrack._patches import imports
 from fastrack._patches.attributes import restore
-from fastrack._protect import canary, refusals, sealing
+from fastrack._protect import refusals, sealing
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors")
@@ -42,7 +43,7 @@ def protected():
 def protect_again(key=KEY, **options):
     """Protect without the canary, which takes longer than a test should."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(canary, "sing", lambda: None)
+        canaries.replace(patched)
         fastrack.protect_checkpoints(key, **options)
 
 

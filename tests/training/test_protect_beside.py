@@ -8,10 +8,10 @@ import types
 from importlib.abc import MetaPathFinder
 
 import pytest
+from helpers import canaries
 
 import fastrack
 from fastrack._patches import attributes
-from fastrack._protect import canary
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors")
@@ -35,7 +35,7 @@ def weights():
 @pytest.fixture
 def quick(monkeypatch):
     """Leave out the canary, which takes longer than a test should."""
-    monkeypatch.setattr(canary, "sing", lambda: None)
+    canaries.replace(monkeypatch)
 
 
 class Refusing:
@@ -43,7 +43,7 @@ class Refusing:
 
     def __init__(self, monkeypatch):
         self._begun, self._go_on = threading.Event(), threading.Event()
-        monkeypatch.setattr(canary, "sing", self._sing)
+        canaries.replace(monkeypatch, self._sing)
         self._thread = threading.Thread(target=self._protect)
 
     def _sing(self):

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers import writers
+from helpers import canaries, writers
 
 import fastrack
 from fastrack._patches import attributes
 from fastrack._patches import safetensors as replaced
-from fastrack._protect import canary, versions
+from fastrack._protect import versions
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors.torch")
@@ -291,7 +291,7 @@ def test_what_is_installed_writes_as_its_list_says():
 
 @pytest.mark.slow
 def test_a_torch_that_was_not_tried_is_protected_with_one_warning(monkeypatch):
-    monkeypatch.setattr(canary, "sing", lambda: None)
+    canaries.replace(monkeypatch)
     say(monkeypatch, "2.16.0")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

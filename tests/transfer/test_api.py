@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers import own_channels
 from helpers.staged import staged_channel
 from helpers.tampering import tampered
 
@@ -16,8 +17,7 @@ from fastrack import AuthenticationError, Key
 @pytest.fixture
 def shared(monkeypatch):
     """The channels, of which none is open yet; one to another device is opened for "cuda:0"."""
-    channels = fastrack._transfer.api._Shared()
-    monkeypatch.setattr(fastrack._transfer.api, "_shared", channels)
+    own_channels.share(monkeypatch)
     opened = []
 
     def open_channel(device):

@@ -113,8 +113,8 @@ class TestSealedTensors:
         assert moved.dtype == torch.bfloat16
         assert torch.equal(moved, tensor)
 
-    def test_become_numpy_arrays_where_it_is_not(self, channel, key, monkeypatch):
-        monkeypatch.setattr(fastrack._tensors.arrays, "installed", lambda framework: False)
+    def test_become_numpy_arrays_where_it_is_not(self, channel, key, hide):
+        hide("torch")
         assert isinstance(channel.to_device(fastrack.seal(np.arange(3), key)), np.ndarray)
 
     def test_find_their_key_in_the_call(self, channel):

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from helpers import own_channels
 from helpers.cuda_on_host import in_confidential_mode
 from helpers.ownership import Ownership
 from helpers.reports import reports
@@ -21,7 +22,6 @@ from hypothesis.stateful import run_state_machine_as_test
 
 import fastrack
 from fastrack import AuthenticationError, ClosedError, Key
-from fastrack._transfer import api as shared
 from fastrack._transfer.pending import Owner, Owners
 from fastrack.format import CHUNK_SIZE, chunk_offset
 
@@ -43,7 +43,7 @@ def channel(request):
 @pytest.fixture
 def shared_channel(channel, monkeypatch):
     """Return the channel that `to_device` and `load_model` use for "cpu"."""
-    monkeypatch.setitem(shared._shared.channels, "cpu", channel)
+    own_channels.share(monkeypatch, {"cpu": channel})
     return channel
 
 

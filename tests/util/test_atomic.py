@@ -9,6 +9,7 @@ import sys
 from unittest.mock import Mock
 
 import pytest
+from helpers import file_systems
 from helpers.cases import each
 from helpers.forking import in_forked_child
 
@@ -48,7 +49,7 @@ def test_a_file_is_as_long_as_what_was_written(tmp_path, claimed):
 
 
 def test_room_is_made_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(atomic, "_UNNAMED", 0)  # a file with a name can be looked at
+    file_systems.refuse_unnamed(monkeypatch)  # a file with a name can be looked at
     with new_file(tmp_path / "file", 4 * MIB) as file:
         (part,) = tmp_path.iterdir()
         assert part.stat().st_size == 0
@@ -96,7 +97,7 @@ def system(request, monkeypatch):
     if request.param == "unnamed" and not atomic._UNNAMED:
         pytest.skip("this system has no files without names")
     if request.param != "unnamed":
-        monkeypatch.setattr(atomic, "_UNNAMED", 0)
+        file_systems.refuse_unnamed(monkeypatch)
     if request.param == "without links":
         monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EPERM, "no links here")))
     return request.param

@@ -10,10 +10,10 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from helpers import fake_cuda
 from helpers.cuda_rig import within
 from helpers.fake_cuda import MODES, FakeDriver
 from helpers.forking import in_forked_child
+from helpers.host_gpu import standing_in
 from helpers.staged import staged_channel
 from helpers.tampering import tampered
 from helpers.trace_processor import open_trace
@@ -22,7 +22,7 @@ import fastrack
 from fastrack import AuthenticationError, Channel, DeviceError, Key
 from fastrack._crypto import workers
 from fastrack._devices.cuda.device import CudaDevice
-from fastrack._transfer import channel, timeline, trace_file
+from fastrack._transfer import timeline, trace_file
 from fastrack._util import trace
 from fastrack.format import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
 
@@ -160,14 +160,10 @@ def test_each_thread_has_a_row(opened, path):
 
 @pytest.fixture(params=MODES)
 def gpu(request, monkeypatch):
-    fake_cuda.install(monkeypatch)
-    driver = FakeDriver(request.param)
-    monkeypatch.setattr(channel, "open_device", lambda *_: SmallDevice(driver))
-    opened = Channel("cuda:0", keys=KEY)
-    yield driver, opened
-    within(60, opened.close)
-    driver.stop()
-    assert driver.violations == []
+    with standing_in(monkeypatch, FakeDriver(request.param), SmallDevice) as driver:
+        opened = Channel("cuda:0", keys=KEY)
+        yield driver, opened
+        within(60, opened.close)
 
 
 def test_a_gpu_has_a_row_for_each_stream(gpu, path):
