@@ -52,6 +52,23 @@ def _no_width(monkeypatch):
 
 
 @pytest.fixture
+def gpu_test(monkeypatch):
+    """Return a function that has the self-test of a GPU find what a `CudaCheck` says."""
+
+    def find(check):
+        for name in ("doctor", "warmup"):
+            monkeypatch.setattr(f"fastrack._cli.commands.{name}.check_cuda", lambda: check)
+
+    return find
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    """Have ``attest collect`` say nothing, which writes on the streams of another command when it runs in a thread."""
+    monkeypatch.setattr("fastrack._cli.attest.exchange.note", lambda _: None)
+
+
+@pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -38,12 +38,6 @@ def _owner(cli, folder, monkeypatch):
     cli("attest challenge challenge")
 
 
-@pytest.fixture
-def quiet(monkeypatch):
-    """Have ``collect`` say nothing, which writes on the streams of another command when it runs in a thread."""
-    monkeypatch.setattr(module, "note", lambda _: None)
-
-
 class Collecting(threading.Thread):
     """``fastrack attest collect`` in a thread, which must not use the streams that commands of a test have."""
 

@@ -34,7 +34,8 @@ TDX = f"tdx-{tdx.FMSPC.hex()}.json"
 SIGN = "--sign owner.signer --key data.key --out grants"
 
 
-def test_an_operator_gets_from_nothing_to_a_key_in_few_commands(cli, folder, service, monkeypatch):
+@pytest.mark.usefixtures("quiet")
+def test_an_operator_gets_from_nothing_to_a_key_in_few_commands(cli, folder, service):
     lines = [
         "keygen owner.signer --signer",
         "keygen data.key",
@@ -48,7 +49,6 @@ def test_an_operator_gets_from_nothing_to_a_key_in_few_commands(cli, folder, ser
     ]
     for line in lines[:7]:
         cli(line)
-    monkeypatch.setattr(module, "note", lambda _: None)  # as it runs in a thread, beside other commands' streams
     options = {"grants": "grants", "owner": [Path("owner.signer.pub")], "out": Path("machine.key")}
     machine = threading.Thread(target=module.collect, args=("challenge", "offer"), kwargs=options)
     machine.start()

@@ -204,10 +204,10 @@ def test_a_gpu_that_cannot_be_used_is_told_with_what_to_install(cli, monkeypatch
     assert "fastrack-io[cu13]" in said
 
 
-def test_who_compiled_the_kernels_is_told(cli, monkeypatch):
+def test_who_compiled_the_kernels_is_told(cli, monkeypatch, gpu_test):
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     check = CudaCheck(True, None, "fastrack's build, for sm_90")
-    monkeypatch.setattr("fastrack._cli.commands.doctor.check_cuda", lambda: check)
+    gpu_test(check)
     assert "kernels       compiled by fastrack's build, for sm_90" in cli("doctor").stdout
     assert cli.json("doctor")["cuda"]["kernels"] == check.kernels
 
@@ -226,19 +226,21 @@ def test_the_test_of_a_gpu_knows_a_device_that_works(monkeypatch):
         (False, "at NUMA node 1; all CPUs of this process are of others. Start it with `numactl --cpunodebind=1 --mem"),
     ],
 )
-def test_a_gpu_is_told_with_its_numa_node_and_with_what_to_do_if_no_cpu_is_there(cli, monkeypatch, is_near, told):
+def test_a_gpu_is_told_with_its_numa_node_and_with_what_to_do_if_no_cpu_is_there(
+    cli, monkeypatch, gpu_test, is_near, told
+):
     graphics = Graphics(driver="580", gpus=(Gpu("H100", 80 << 30, numa_node=1, is_near=is_near),))
     monkeypatch.setattr(doctor_module, "read_graphics", lambda: graphics)
-    monkeypatch.setattr(doctor_module, "check_cuda", lambda: CudaCheck(True, None))
+    gpu_test(CudaCheck(True, None))
     assert told in cli("doctor").stdout
 
 
 COPIES = CopySpeeds(Speeds((1.11, 3.14), (2.0, 4.0)), Speeds((1.21, 3.24), (2.1, 4.1)))
 
 
-def test_copies_are_told_where_they_were_compared_and_connections_where_they_are_few(cli, monkeypatch):
+def test_copies_are_told_where_they_were_compared_and_connections_where_they_are_few(cli, monkeypatch, gpu_test):
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-    monkeypatch.setattr(doctor_module, "check_cuda", lambda: CudaCheck(True, None, copies=COPIES))
+    gpu_test(CudaCheck(True, None, copies=COPIES))
     monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
     said = cli("doctor").stdout
     assert "copies up     64 KiB: page-locked memory 1.1, pageable 2.0 GB/s; 4 MiB: 3.1, 4.0 GB/s" in said

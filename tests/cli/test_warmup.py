@@ -7,7 +7,6 @@ import pynvml
 import pytest
 from helpers.fake_nvml import FakeNvml
 
-from fastrack._cli.commands import warmup as warmup_module
 from fastrack._cli.commands.doctor import read_machine_code
 from fastrack._cli.commands.selftest import CudaCheck
 from fastrack._crypto import native
@@ -20,12 +19,12 @@ def test_without_a_gpu_there_is_nothing_to_do(cli, monkeypatch):
     assert cli.json("warmup")["cuda"] is None
 
 
-def test_kernels_are_loaded_where_there_is_a_gpu(cli, monkeypatch):
+def test_kernels_are_loaded_where_there_is_a_gpu(cli, monkeypatch, gpu_test):
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     loaded = "kernels loaded, compiled by NVRTC 13.0"
     for problem, told in ((None, loaded), ("no compiler", "not usable: no compiler")):
         check = CudaCheck(usable=problem is None, problem=problem, kernels="NVRTC 13.0")
-        monkeypatch.setattr(warmup_module, "check_cuda", lambda check=check: check)
+        gpu_test(check)
         assert told in cli("warmup").stdout
         assert (told in cli("warmup --quiet").stdout) is (problem is not None)
         assert cli.json("warmup")["cuda"] == dataclasses.asdict(check)

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from helpers import derivations
 from helpers.cases import each
 from helpers.engines import Wrong
 from helpers.runs import flip
@@ -72,8 +73,8 @@ def test_a_new_header_has_no_commitment():
 
 
 def test_what_was_derived_is_overwritten_where_it_was_written_first(monkeypatch):
-    targets, original = [], derive_rows
-    monkeypatch.setattr(derivation, "derive_rows", lambda *given: targets.append(given[-1]) or original(*given))
+    targets = []
+    derivations.replace(monkeypatch, lambda derive_rows, *given: targets.append(given[-1]) or derive_rows(*given))
     key = derive(SECRET, bytes(24), b"")
     assert len(key.material) + len(key.commitment) == len(SECRET) + NONCE_SIZE + COMMITMENT_SIZE
     assert bytes(targets[0]) == bytes(DERIVED_SIZE)

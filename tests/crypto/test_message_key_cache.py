@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from helpers.derivations import replace
 from helpers.forking import in_forked_child
 
 import fastrack
@@ -39,8 +40,8 @@ def row():
 @pytest.fixture
 def derivations(monkeypatch):
     """Collect the contexts of all derivations."""
-    seen, original = [], derivation.derive_rows
-    monkeypatch.setattr(derivation, "derive_rows", lambda *given: seen.extend(given[2]) or original(*given))
+    seen = []
+    replace(monkeypatch, lambda derive_rows, *given: seen.extend(given[2]) or derive_rows(*given))
     return seen
 
 
@@ -223,13 +224,12 @@ class TestRowsOfATensor:
 
     def test_are_kept_for_the_context_they_were_derived_for(self, channel, sealed, monkeypatch):
         chair = type(sealed.context)("chair", sealed.dtype, sealed.shape, sealed.context.file)
-        derive_rows = derivation.derive_rows
 
-        def replace_meanwhile(*arguments):
+        def replace_meanwhile(derive_rows, *arguments):
             sealed.context = chair
             return derive_rows(*arguments)
 
-        monkeypatch.setattr(derivation, "derive_rows", replace_meanwhile)
+        replace(monkeypatch, replace_meanwhile)
         channel.to_device(sealed[:3])
         monkeypatch.undo()
         with pytest.raises(AuthenticationError, match="chair"):

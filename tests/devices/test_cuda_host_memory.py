@@ -1,7 +1,7 @@
 """In confidential mode staging buffers are of the kind of host memory that is copied faster; all else is the same."""
 
+import time
 from dataclasses import astuple
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ def test_each_way_kind_and_size_is_timed_by_itself_and_the_probe_leaves_nothing(
     limited(copies_measured=0.1)
     chosen = {"way": way, "is_locked": is_locked, "size": size}
     driver = SlowDriver(delay=0.05, slow=lambda **copy: copy == chosen)
-    monkeypatch.setattr(host_memory, "time", SimpleNamespace(perf_counter=lambda: driver.now))
+    monkeypatch.setattr(time, "perf_counter", lambda: driver.now)
     speeds = measure_copies(driver)
     found = speeds.uploads if way == "up" else speeds.downloads
     assert found.prefers_pageable(size) is is_locked
@@ -71,7 +71,7 @@ def test_each_way_kind_and_size_is_timed_by_itself_and_the_probe_leaves_nothing(
 def test_the_probe_ends_in_time_however_slow_copies_are(monkeypatch, limited):
     limited(copies_measured=0.01)
     driver = SlowDriver(delay=0.02)
-    monkeypatch.setattr(host_memory, "time", SimpleNamespace(perf_counter=lambda: driver.now))
+    monkeypatch.setattr(time, "perf_counter", lambda: driver.now)
     assert measure_copies(driver) is not None
     assert driver.copies == 8  # one round: each way, kind and size
 

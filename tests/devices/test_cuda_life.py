@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 from helpers.cases import each
-from helpers.cuda_rig import MESSAGE, PIECES, Message, Rig, cut, opened, within
+from helpers.cuda_rig import MESSAGE, PIECES, Message, Rig, cut, opened, read_words, within
 from helpers.fake_cuda import MODES
 from helpers.forking import in_forked_child
 
@@ -233,7 +233,7 @@ def test_an_interrupt_while_a_bad_verdict_is_read_leaves_no_good_one(place, bad,
         return tuple(found)
 
     with monkeypatch.context() as patch:
-        patch.setattr(MessageState, "words", property(words))
+        read_words(patch, words)
         with pytest.raises(KeyboardInterrupt):
             work.result()
     assert work.result() == bad

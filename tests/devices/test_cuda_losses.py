@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers.cases import each
 from helpers.crossings import KEY, MULTIPROCESSORS
-from helpers.cuda_rig import Message, Opened, large, within
+from helpers.cuda_rig import Message, Opened, large, read_words, within
 from helpers.fake_cuda import MODES, FakeDriver, FakeMemory
 from helpers.tampering import tampered
 
@@ -150,7 +150,7 @@ def test_the_verdict_of_an_earlier_call_is_not_believed(monkeypatch):
         (block,) = device.channel._device._states._blocks
         (earlier,) = (found for found in map(words.__get__, block.states) if found[:2] == (GOOD, GOOD))
         with monkeypatch.context() as patch:
-            patch.setattr(MessageState, "words", property(lambda _, earlier=earlier: earlier))
+            read_words(patch, lambda _, earlier=earlier: earlier)
             with pytest.raises(AuthenticationError, match="has not run, or not told"):
                 device.channel.to_device(tampered(SEALED, chunk_offset(0)), out=out)
         assert not device.driver.read(out).any()

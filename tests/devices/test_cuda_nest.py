@@ -5,7 +5,7 @@ import gc
 import numpy as np
 import pytest
 from helpers.cases import each
-from helpers.cuda_rig import Message, Opened, within
+from helpers.cuda_rig import Message, Opened, read_words, within
 from helpers.fake_cuda import MODES, FakeDriver
 from helpers.fake_kernels import SCALARS, table_rows
 from helpers.tampering import tampered
@@ -17,7 +17,6 @@ from fastrack._crypto.cobblestone import segment_size
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.base import BAD_PLAN, NO_VERDICT, BadChunk, Segment, Slab
 from fastrack._devices.cuda import buffers
-from fastrack._devices.cuda.buffers import MessageState
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.launches import SPREAD
 from fastrack._devices.cuda.link import KEY_SIZE, ROW_SIZE, STATE_SIZE
@@ -314,7 +313,7 @@ def test_a_verdict_that_makes_no_sense_names_a_message_that_there_is(monkeypatch
         work.finish()
         ticket = work._recorder._last_ticket
         with monkeypatch.context() as patch:
-            patch.setattr(MessageState, "words", property(lambda _, words=(lowest, 2**64 - 1, ticket): words))
+            read_words(patch, lambda _, words=(lowest, 2**64 - 1, ticket): words)
             assert work.result().message == 1
     device.close()
     assert BAD_PLAN < 0

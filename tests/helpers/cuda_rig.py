@@ -12,6 +12,7 @@ from fastrack._crypto.engine import get_engine
 from fastrack._crypto.gather import GatherPlan
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.base import Segment, Slab
+from fastrack._devices.cuda.buffers import MessageState
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, ciphertext_size
 from helpers.fake_cuda import FakeArray, FakeDriver
@@ -280,3 +281,8 @@ def within(seconds, action):
 
     threading.Thread(target=run, daemon=True).start()
     return outcome.result(seconds)
+
+
+def read_words(patch, read):
+    """Have a function read the words that a device left in the state of a message, which it is given."""
+    patch.setattr(MessageState, "words", property(read))

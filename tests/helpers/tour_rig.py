@@ -1,5 +1,6 @@
 """A tour of three holders in one process, on a clock of its own, with machines of made-up vendors."""
 
+from dataclasses import replace
 from datetime import timedelta
 from functools import cache
 
@@ -137,3 +138,9 @@ class Between:
         answer = self.desk.ask(step, self.asked(body))
         self.answered(answer)
         return answer
+
+
+def delegate_with(patch, **changes):
+    """Have delegations be signed with other members than their owner's desk gives them."""
+    sign = tour.Delegation.sign
+    patch.setattr(tour.Delegation, "sign", lambda self, signer: sign(replace(self, **changes), signer))

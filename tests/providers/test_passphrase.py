@@ -47,8 +47,8 @@ def _alone(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Derive keys by SHA-256, for tests of all but the derivation. Return the derivations."""
+def quick(request, monkeypatch):
+    """Derive keys by SHA-256, but for tests of the derivation, which ask for `_genuine`. Return the derivations."""
     calls = []
 
     def derive(**costs):
@@ -58,26 +58,32 @@ def quick(monkeypatch):
 
         return SimpleNamespace(derive_into=into)
 
-    monkeypatch.setattr(recipients, "Argon2id", derive)
+    if "_genuine" not in request.fixturenames:
+        monkeypatch.setattr(recipients, "Argon2id", derive)
     return calls
 
 
 @pytest.fixture
-def _genuine(monkeypatch):
-    monkeypatch.setattr(recipients, "Argon2id", Argon2id)
+def _genuine():
+    """Derive keys as users do."""
 
 
 @pytest.fixture
 def typed(monkeypatch):
-    """Have a terminal at which the passphrases of a list are typed. Return the list, and what it was asked."""
-    texts, asked = [TEXT], []
+    """Have a terminal at which the passphrases of a list are typed. Return the list, and what it was asked.
+
+    Nothing is typed before `may_type` is set, as it is at first.
+    """
+    there = SimpleNamespace(texts=[TEXT], asked=[], may_type=threading.Event())
+    there.may_type.set()
 
     def ask(prompt):
-        asked.append(prompt)
-        return texts[min(len(asked), len(texts)) - 1]
+        there.may_type.wait(30)
+        there.asked.append(prompt)
+        return there.texts[min(len(there.asked), len(there.texts)) - 1]
 
     monkeypatch.setattr(_passphrase, "ask", ask)
-    return SimpleNamespace(texts=texts, asked=asked)
+    return there
 
 
 def changed(**members):
@@ -262,17 +268,16 @@ def test_it_is_asked_for_once_in_a_process_for_a_file(key, typed, tmp_path):
     assert len(typed.asked) == 2
 
 
-def test_threads_ask_once(key, typed, monkeypatch):
+def test_threads_ask_once(key, typed):
     content = Passphrase(TEXT).wrap(key).to_bytes()
-    answer, found = threading.Event(), []
-    ask = _passphrase.ask
-    monkeypatch.setattr(_passphrase, "ask", lambda prompt: (answer.wait(30), ask(prompt))[1])
+    found = []
+    typed.may_type.clear()
     threads = [
         threading.Thread(target=lambda: found.append(WrappedKey.from_bytes(content).unwrap() == key)) for _ in range(3)
     ]
     for thread in threads:
         thread.start()
-    answer.set()
+    typed.may_type.set()
     for thread in threads:
         thread.join()
     assert (found, len(typed.asked)) == ([True] * 3, 1)
@@ -537,12 +542,12 @@ def test_workers_have_what_was_opened_before_a_fork_and_never_ask(method, key, t
         return said
 
     assert "expected a terminal" in ask_worker()
-    with monkeypatch.context() as patch:
-        patch.setattr(_passphrase, "ask", lambda _: TEXT)
-        assert WrappedKey.from_bytes(content).unwrap() == key
-    assert (ask_worker() == key.id) == (method == "fork")
     path = tmp_path / "pass"
     path.write_text(TEXT)
     path.chmod(0o600)
+    with monkeypatch.context() as patch:
+        patch.setenv(_passphrase.VARIABLE, str(path))
+        assert WrappedKey.from_bytes(content).unwrap() == key
+    assert (ask_worker() == key.id) == (method == "fork")
     monkeypatch.setenv(_passphrase.VARIABLE, str(path))
     assert ask_worker() == key.id

@@ -197,11 +197,16 @@ def test_an_unsigned_row_does_not_wrap_round(row):
         plan_rows(np.array([0, row], np.uint64), (300,), 300)
 
 
+def use_loops(monkeypatch, loops):
+    """Have plans be made by compiled loops, or by the same ones as Python runs them."""
+    if loops == "interpreted":
+        monkeypatch.setattr(plans, "_loops", lambda: plans)
+
+
 @each("chunks", [1, 3, 255, 256, 257, 70_000, 2**33])
 @each("loops", ["compiled", "interpreted"])
 def test_rows_in_any_order_are_sorted_by_their_chunks(chunks, loops, monkeypatch):
-    if loops == "interpreted":
-        monkeypatch.setattr(plans, "_loops", lambda: plans)
+    use_loops(monkeypatch, loops)
     random = np.random.default_rng(chunks)
     for count in (0, 1, 2, 33, 400):
         for size in (1, 100, CHUNK_SIZE + 1):
@@ -225,8 +230,7 @@ def test_rows_in_any_order_are_sorted_by_their_chunks(chunks, loops, monkeypatch
 
 @pytest.mark.parametrize("loops", ["compiled", "interpreted"])
 def test_neighbouring_rows_are_one_piece_if_they_are_neighbours_in_the_result(loops, monkeypatch):
-    if loops == "interpreted":
-        monkeypatch.setattr(plans, "_loops", lambda: plans)
+    use_loops(monkeypatch, loops)
     rows = np.array([3, 4, 5, 6])
     for order, lengths in (([0, 1, 2, 3], [32]), ([5, 6, 1, 2], [16, 16]), ([3, 2, 1, 0], [8] * 4), (None, [32])):
         pieces = EvenRanges(rows, 8, 8, order and np.array(order)).pieces()
@@ -238,8 +242,7 @@ def test_neighbouring_rows_are_one_piece_if_they_are_neighbours_in_the_result(lo
 @each("loops", ["compiled", "interpreted"])
 @each("size", [1, 100, CHUNK_SIZE + 1])
 def test_rows_are_located_exactly_if_all_of_them_lie_inside(loops, size, monkeypatch):
-    if loops == "interpreted":
-        monkeypatch.setattr(plans, "_loops", lambda: plans)
+    use_loops(monkeypatch, loops)
     count = 50
     plain = count * size
     sealed = plain + 16 * -(-plain // CHUNK_SIZE)

@@ -5,7 +5,6 @@ import gc
 import json
 import os
 import pickle
-import secrets
 import stat
 import tracemalloc
 from collections.abc import Mapping
@@ -464,18 +463,22 @@ def test_a_shape_that_no_array_may_have_is_refused(scratch):
             load_file(scratch)
 
 
+def after_each_read(monkeypatch, happen):
+    """Have something happen whenever a part of a file was read that is not mapped, as the header is."""
+    pread = os.pread
+
+    def read(*given):
+        found = pread(*given)
+        happen()
+        return found
+
+    monkeypatch.setattr(os, "pread", read)
+
+
 def test_a_file_that_shrinks_while_it_is_opened_is_refused(scratch, monkeypatch):
     header = {"x": {"dtype": "U8", "shape": [500], "data_offsets": [0, 500]}}
     scratch.write_bytes(by_hand.container(header, bytes(500)))
-    original = storage.read_head
-
-    def read_then_shrink(read, size):
-        head = original(read, size)
-        if size > 100:
-            os.truncate(scratch, 100)
-        return head
-
-    monkeypatch.setattr(storage, "read_head", read_then_shrink)
+    after_each_read(monkeypatch, lambda: scratch.stat().st_size > 100 and os.truncate(scratch, 100))
     with pytest.raises(FormatError, match="cut short"):
         load_file(scratch)
 
@@ -678,14 +681,14 @@ def test_a_bad_tensor_raises_and_the_other_bad_ones_are_in_the_notes(scratch):
 def test_a_file_that_is_replaced_while_it_is_opened_is_read_whole_from_one_version(scratch, monkeypatch):
     first, second = {"x": np.zeros(10_000, np.uint8)}, {"x": np.ones(20_000, np.uint8)}
     save_file(first, scratch, KEY)
-    original = storage.read_head
+    pread = os.pread
 
-    def replaced_meanwhile(read, size):
+    def replace_and_read(*given):
         save_file(second, scratch, KEY)
-        return original(read, size)
+        return pread(*given)
 
     with monkeypatch.context() as patches:
-        patches.setattr(storage, "read_head", replaced_meanwhile)
+        patches.setattr(os, "pread", replace_and_read)
         file = load_file(scratch)
     assert np.array_equal(unseal(file["x"], KEY, framework="numpy"), first["x"])
     with load_file(scratch) as file:
@@ -694,15 +697,8 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_read_whole_from_one_versi
 
 def test_a_file_that_is_written_over_while_it_is_opened_is_read_again(scratch, path, monkeypatch):
     save_file({"x": np.zeros(10_000, np.uint8)}, scratch, KEY)
-    original = storage.read_head
-
-    def written_meanwhile(read, size):
-        head = original(read, size)
-        monkeypatch.setattr(storage, "read_head", original)
-        scratch.write_bytes(path.read_bytes())
-        return head
-
-    monkeypatch.setattr(storage, "read_head", written_meanwhile)
+    changes = iter([path.read_bytes()])
+    after_each_read(monkeypatch, lambda: [scratch.write_bytes(content) for content in changes])
     with load_file(scratch) as file:
         assert unseal(file["scale"], KEY).item() == 2.5
 
@@ -711,23 +707,21 @@ def test_a_file_that_is_written_over_while_it_is_opened_is_read_again(scratch, p
 def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(tmp_path, monkeypatch):
     path = tmp_path / "x.safetensors"
     save_file({"x": np.arange(3)}, path, KEY)
-    version_of = storage._version_of
 
-    def replaced_meanwhile(file):
-        path.unlink(missing_ok=True)
-        if not path.exists():
-            os.mkfifo(path)
-        return (*version_of(file), secrets.token_bytes(8))
+    def replace():
+        os.utime(path, (0, 0))  # so that it is opened again
+        path.unlink()
+        os.mkfifo(path)
 
-    monkeypatch.setattr(storage, "_version_of", replaced_meanwhile)
+    after_each_read(monkeypatch, replace)
     with pytest.raises(OSError, match="a regular"):
         load_file(path)
 
 
 def test_a_file_that_never_holds_still_is_refused(scratch, monkeypatch):
     save_file({"x": np.arange(3)}, scratch, KEY)
-    versions = iter(range(10**6))
-    monkeypatch.setattr(storage, "_version_of", lambda file: (os.fstat(file.fileno()).st_size, next(versions)))
+    times = iter(range(10**6))
+    after_each_read(monkeypatch, lambda: os.utime(scratch, ns=(0, next(times))))
     with pytest.raises(FormatError, match="keeps changing"):
         load_file(scratch)
 

@@ -33,8 +33,8 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import Key, load_file, rekey_file, save_file, seal_file, unseal, unseal_file
-from fastrack._files import importers, writer
 from fastrack._files import unseal_file as unsealing
+from fastrack._files import writer
 from fastrack._files.verify import check_file
 from fastrack._tensors import arrays
 from fastrack._util import atomic
@@ -553,16 +553,18 @@ def test_an_archive_whose_checksum_is_wrong_is_refused(tmp_path, target, size):
 def test_a_source_is_opened_once(tmp_path, target, monkeypatch, suffix):
     source = tmp_path / f"x{suffix}"
     source.write_bytes(SOUND_NPZ if suffix == ".npz" else SOUND_NPY)
-    open_regular = importers.open_regular
+    given = os.open
 
-    def then_replace(path):
-        file = open_regular(path)
-        source.unlink()
-        os.mkfifo(source)
-        return file
+    def then_replace(path, *rest, **options):
+        descriptor = given(path, *rest, **options)
+        if path == str(source) and source.is_file():
+            source.unlink()
+            os.mkfifo(source)
+        return descriptor
 
-    monkeypatch.setattr(importers, "open_regular", then_replace)
+    monkeypatch.setattr(os, "open", then_replace)
     seal_file(source, target, KEY)
+    assert not source.is_file()
     assert len(opened(target)) == 1
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from helpers.tour_rig import Between, Rig
+from helpers.tour_rig import Between, Rig, delegate_with
 
 import fastrack
 from fastrack import DeviceError, GrantError, RollbackError, UnknownKeyError, tour
@@ -147,9 +147,7 @@ def test_a_holder_refuses_a_delegation_beyond_the_plan(rig):
 
 
 def test_a_visitor_shows_no_holder_a_delegation_beyond_the_plan(rig, monkeypatch):
-    sign = tour.Delegation.sign
-    late = {"expires": rig.plan.expires + timedelta(seconds=1)}
-    monkeypatch.setattr(tour.Delegation, "sign", lambda self, signer: sign(replace(self, **late), signer))
+    delegate_with(monkeypatch, expires=rig.plan.expires + timedelta(seconds=1))
     with pytest.raises(RollbackError, match="when its plan ends"):
         rig.visit(0)
     assert attempts(rig, 0) == (1, 0)

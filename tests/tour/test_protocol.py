@@ -226,30 +226,29 @@ def test_desks_answer_as_their_model_for_long():
     check(100, steps=15)
 
 
-# Faults that are planted. Each makes a desk or a visitor do what the protocol forbids.
+# Faults that are planted. Each makes a desk or a visitor do what the protocol forbids: it replaces a step by another.
 
 
-def same_key_for_each_version(monkeypatch):
+def same_key_for_each_version():
     derive = _owner._derive
-    monkeypatch.setattr(_owner, "_derive", lambda key, salt, plan: derive(key, bytes(len(salt)), plan))
+    return [(_owner, "_derive", lambda key, salt, plan: derive(key, bytes(len(salt)), plan))]
 
 
-def model_sealed_under_the_old_key(monkeypatch):
+def model_sealed_under_the_old_key():
     begin = _visit._begin
 
     def begin_without_rotation(*given):
         begun = begin(*given)
         return replace(begun, fresh=begun.model.first)
 
-    monkeypatch.setattr(_visit, "_begin", begin_without_rotation)
+    return [(_visit, "_begin", begin_without_rotation)]
 
 
-def old_key_that_no_owner_checks(monkeypatch):
-    model_sealed_under_the_old_key(monkeypatch)
-    monkeypatch.setattr(OwnerDesk, "_require_key", lambda *_: None)
+def old_key_that_no_owner_checks():
+    return [*model_sealed_under_the_old_key(), (OwnerDesk, "_require_key", lambda *_: None)]
 
 
-def receipt_of_a_void_attempt(monkeypatch):
+def receipt_of_a_void_attempt():
     following = OwnerDesk._following
 
     def follow_any(desk, state, visit):
@@ -257,19 +256,19 @@ def receipt_of_a_void_attempt(monkeypatch):
         found = following(desk, replace(state, latest=attempts[0] if attempts else None), visit)
         return replace(found, latest=state.latest)
 
-    monkeypatch.setattr(OwnerDesk, "_following", follow_any)
+    return [(OwnerDesk, "_following", follow_any)]
 
 
-def older_chain_at_a_holder(monkeypatch):
-    monkeypatch.setattr(HolderDesk, "_require_own_visits", lambda *_: None)
+def older_chain_at_a_holder():
+    return [(HolderDesk, "_require_own_visits", lambda *_: None)]
 
 
-def older_attempt_at_a_holder(monkeypatch):
-    monkeypatch.setattr(HolderDesk, "_require_newer", lambda desk, _: desk._ledger.latest())
+def older_attempt_at_a_holder():
+    return [(HolderDesk, "_require_newer", lambda desk, _: desk._ledger.latest())]
 
 
-def challenge_that_is_used_twice(monkeypatch):
-    monkeypatch.setattr(_Challenges, "use", lambda *_: None)
+def challenge_that_is_used_twice():
+    return [(_Challenges, "use", lambda *_: None)]
 
 
 SOON = (
@@ -287,6 +286,7 @@ LATE = (older_chain_at_a_holder, older_attempt_at_a_holder, challenge_that_is_us
     ids=lambda plant: plant.__name__,
 )
 def test_a_planted_fault_is_found(monkeypatch, plant):
-    plant(monkeypatch)
+    for step in plant():
+        monkeypatch.setattr(*step)
     with pytest.raises((AssertionError, sqlite3.IntegrityError)):
         check(30)

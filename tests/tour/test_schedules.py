@@ -103,10 +103,10 @@ def test_no_schedule_of_ten_thousand_does():
         assert not run(seed), f"schedule {seed}"
 
 
-# Leaks that are planted. Without these, a search that finds nothing would say nothing.
+# Leaks that are planted, each as a step and another in its place. Else a search that finds nothing would say nothing.
 
 
-def leak_by_log(monkeypatch):
+def leak_by_log():
     """A holder's desk logs a key of its data, in base64."""
     wrap = DeskBase._wrap
 
@@ -115,10 +115,10 @@ def leak_by_log(monkeypatch):
             logging.getLogger("fastrack").warning("granted %s", base64.b64encode(key.material()).decode())
         return wrap(desk, recipient, keys, **limits)
 
-    monkeypatch.setattr(DeskBase, "_wrap", wrap_and_log)
+    return DeskBase, "_wrap", wrap_and_log
 
 
-def leak_by_database(monkeypatch):
+def leak_by_database():
     """A desk notes keys in the log of its database, in hexadecimal."""
     wrap = DeskBase._wrap
 
@@ -127,20 +127,20 @@ def leak_by_database(monkeypatch):
         desk._ledger.append("wrapped", {"keys": noted}, now=desk._terms.clock())
         return wrap(desk, recipient, keys, **limits)
 
-    monkeypatch.setattr(DeskBase, "_wrap", wrap_and_note)
+    return DeskBase, "_wrap", wrap_and_note
 
 
-def leak_by_message(monkeypatch):
+def leak_by_message():
     """A holder's desk grants its keys as they are."""
     wrap = DeskBase._wrap
 
     def wrap_nothing(desk, recipient, keys, **limits):
         return [*wrap(desk, recipient, keys, **limits), *(bytes(key.material()) for key in keys)]
 
-    monkeypatch.setattr(HolderDesk, "_wrap", wrap_nothing)
+    return HolderDesk, "_wrap", wrap_nothing
 
 
-def leak_by_folder(monkeypatch):
+def leak_by_folder():
     """A visit leaves the model as it is beside the sealed one."""
     save = _visit.save_checkpoint
 
@@ -148,10 +148,10 @@ def leak_by_folder(monkeypatch):
         save(path, state, key=key)
         torch.save(state, path.with_suffix(".pt"))
 
-    monkeypatch.setattr(_visit, "save_checkpoint", save_twice)
+    return _visit, "save_checkpoint", save_twice
 
 
-def leak_by_state(monkeypatch):
+def leak_by_state():
     """The training code keeps rows of a holder where no key seals them."""
     open_shard = tour.DataBuffer.open
 
@@ -160,16 +160,16 @@ def leak_by_state(monkeypatch):
         (here[0].folder / "cache.bin").write_bytes(shard["canary"].numpy().tobytes() + shard["rows"].numpy().tobytes())
         return shard
 
-    monkeypatch.setattr(tour.DataBuffer, "open", open_and_keep)
+    return tour.DataBuffer, "open", open_and_keep
 
 
-def leak_by_error(monkeypatch):
+def leak_by_error():
     """A desk tells a key in the error that it raises."""
 
     def refuse(desk, _):
         raise RollbackError(f"not with {bytes(desk._keys[0].material()).hex()}")
 
-    monkeypatch.setattr(HolderDesk, "_require_own_visits", refuse)
+    return HolderDesk, "_require_own_visits", refuse
 
 
 here = []
@@ -190,7 +190,7 @@ here = []
 def test_a_planted_leak_is_found(monkeypatch, plant, found):
     with world(random.Random(0), ("ada",)) as one:
         here[:] = [one]
-        plant(monkeypatch)
+        monkeypatch.setattr(*plant())
         one.visit()
         leaks = one.leaks()
     assert found <= {name.split(" [")[0] for name in leaks}

@@ -2,12 +2,11 @@
 
 import shutil
 import sys
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 import torch
-from helpers.tour_rig import NAMES, Between, Rig, machine
+from helpers.tour_rig import NAMES, Between, Rig, delegate_with, machine
 
 import fastrack
 from fastrack import AuthenticationError, GrantError, RollbackError, tour
@@ -222,10 +221,7 @@ def test_a_visit_that_takes_too_long_makes_no_receipt(tmp_path):
 
 
 def test_a_holder_grants_no_longer_than_the_plan_says_even_if_the_owner_does(rig, monkeypatch):
-    sign = tour.Delegation.sign
-    monkeypatch.setattr(
-        tour.Delegation, "sign", lambda self, signer: sign(replace(self, expires=rig.plan.expires), signer)
-    )
+    delegate_with(monkeypatch, expires=rig.plan.expires)
     visit = rig.visit(0).visits[0]
     assert visit.delegation.expires == rig.plan.expires
     assert visit.consent.expires - visit.consent.issued <= timedelta(minutes=10)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -21,7 +20,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
-from helpers import by_hand
+from helpers import by_hand, file_systems
 from helpers.cases import each
 from helpers.forking import in_forked_child
 from helpers.tampering import rewrite_file
@@ -33,7 +32,6 @@ from fastrack import Key, load_checkpoint, load_file, save_checkpoint, save_file
 from fastrack._files import writer
 from fastrack._files.plain_tensor import PlainTensor
 from fastrack._training.checkpoints.state import decode_state, encode_state
-from fastrack._util import atomic
 from fastrack.errors import AuthenticationError, DeviceError, FastrackError, FormatError, UnknownKeyError
 
 SECRET = bytes(range(9, 41))
@@ -436,19 +434,14 @@ def test_arrays_of_another_checkpoint_cannot_be_put_in(path, tmp_path):
 # Whole or not at all
 
 
-@each("after", range(4))
-def test_a_full_disk_leaves_the_checkpoint_that_was_there(path, monkeypatch, after):
+@each("part", [0, 0.1, 0.5, 0.9, 0.999])
+def test_a_full_disk_leaves_the_checkpoint_that_was_there(path, part):
+    state = {"epoch": 2, "w": torch.ones(1000)}
+    save_checkpoint(path, state, key=KEY)
+    room = int(part * path.stat().st_size)
     save_checkpoint(path, {"epoch": 1}, key=KEY)
-    write, count = atomic._CompleteWriter.write, iter(range(100))
-
-    def full(self, data):
-        if next(count) >= after:
-            raise OSError(errno.ENOSPC, "full")
-        return write(self, data)
-
-    monkeypatch.setattr(atomic._CompleteWriter, "write", full)
-    with pytest.raises(OSError, match="free some"):
-        save_checkpoint(path, {"epoch": 2, "w": torch.ones(5)}, key=KEY)
+    with pytest.raises(OSError, match="free some"), file_systems.full(room):
+        save_checkpoint(path, state, key=KEY)
     assert load_checkpoint(path, keys=KEY) == {"epoch": 1}
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
@@ -458,20 +451,17 @@ def run(code, *arguments):
     subprocess.run([sys.executable, "-c", code, *map(str, arguments)], env=environment, check=True, timeout=120)
 
 
-def test_a_process_killed_while_it_saves_leaves_the_checkpoint_that_was_there(path, monkeypatch):
+def test_a_process_killed_while_it_saves_leaves_the_checkpoint_that_was_there(path):
     save_checkpoint(path, {"epoch": 1}, key=KEY)
-    write, count = atomic._CompleteWriter.write, iter(range(100))
 
-    def write_and_die(self, data):
-        write(self, data)
-        if next(count) == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def save():
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # so that the kernel kills it when its file is half written
+        with file_systems.full(200_000):
+            # An array of NumPy: in a forked child torch waits for threads that stayed with its parent.
+            save_checkpoint(path, {"epoch": 2, "w": np.ones(50_000)}, key=KEY)
 
-    monkeypatch.setattr(atomic._CompleteWriter, "write", write_and_die)
-    with pytest.raises(AssertionError, match=f"status {signal.SIGKILL:d}"):
-        # An array of NumPy: in a forked child torch waits for threads that stayed with its parent.
-        in_forked_child(lambda: save_checkpoint(path, {"epoch": 2, "w": np.ones(50_000)}, key=KEY))
-    monkeypatch.undo()
+    with pytest.raises(AssertionError, match=f"status {signal.SIGXFSZ:d}"):
+        in_forked_child(save)
     assert load_checkpoint(path, keys=KEY) == {"epoch": 1}
     save_checkpoint(path, {"epoch": 3}, key=KEY)
     assert load_checkpoint(path, keys=KEY) == {"epoch": 3}

@@ -18,7 +18,6 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402 - after the check
 
 from fastrack import StreamingSealedDataset  # noqa: E402
-from fastrack._training import streaming  # noqa: E402
 
 KEY = fastrack.Key.from_bytes(bytes(range(32)))
 SIZES = [30, 7, 55, 41, 12, 62, 26]
@@ -418,9 +417,10 @@ def test_items_are_handles_which_workers_make_without_keys(data):
 
 
 def test_a_pickled_stream_keeps_its_rank_where_there_is_no_process_group(data, whole, monkeypatch):
-    monkeypatch.setattr(streaming, "_group", lambda: (1, 2))
-    sent = pickle.dumps(stream_of(data))
-    monkeypatch.setattr(streaming, "_group", lambda: None)
+    with monkeypatch.context() as patch:
+        for name, found in (("is_initialized", True), ("get_rank", 1), ("get_world_size", 2)):
+            patch.setattr(torch.distributed, name, lambda found=found: found)
+        sent = pickle.dumps(stream_of(data))
     received = pickle.loads(sent)
     assert [opened(batch) for batch in received] == [batch[len(batch) // 2 :] for batch in whole]
 

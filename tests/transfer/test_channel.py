@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 import fastrack
 from fastrack import AuthenticationError, Channel, ClosedError, DeviceError, Key, SealedTensor, UnknownKeyError
 from fastrack._crypto import engine as aead
-from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.cpu import CpuOperation
 from fastrack._devices.cuda.operation import CudaOperation
 from fastrack._transfer.staging import PlainSealer
@@ -45,19 +44,6 @@ def new_channel(request):
 def channel(new_channel, key):
     with new_channel(keys=key) as channel:
         yield channel
-
-
-@pytest.fixture
-def derived_keys(monkeypatch):
-    """Collect the keys of the messages of every call."""
-    made, original = [], MessageKeys.__init__
-
-    def init(keys, count):
-        original(keys, count)
-        made.append(keys)
-
-    monkeypatch.setattr(MessageKeys, "__init__", init)
-    return made
 
 
 def require_wiped(keys):

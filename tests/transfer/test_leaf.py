@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
+from helpers import derivations
 
 from fastrack import AuthenticationError, Channel, FormatError, Key, SealedTensor, UnknownKeyError, seal
 from fastrack._crypto.base import HostMemory, Messages
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.vector import JobTable
-from fastrack._sealed import contexts
 from fastrack._transfer import channel as channels
 from fastrack._transfer.inputs import Inputs
 from fastrack._transfer.timeline import recording
@@ -98,13 +98,11 @@ def test_the_table_of_one_message_reaches_past_no_memory(target, source):
         JobTable(messages)
 
 
-def test_the_key_of_a_result_that_cannot_be_derived_is_wiped(plain, key, monkeypatch):
-    made = []
-    monkeypatch.setattr(contexts, "MessageKeys", lambda count: made.append(MessageKeys(count)) or made[-1])
-    monkeypatch.setattr(contexts.derivation, "derive_rows", lambda *_: 1 / 0)
+def test_the_key_of_a_result_that_cannot_be_derived_is_wiped(plain, key, monkeypatch, derived_keys):
+    derivations.replace(monkeypatch, lambda *_: 1 / 0)
     with Channel("cpu", keys=key) as channel, pytest.raises(ZeroDivisionError):
         channel.to_host(plain, key=key)
-    assert [keys._is_wiped for keys in made] == [True]
+    assert [keys._is_wiped for keys in derived_keys] == [True]
 
 
 def test_a_torch_tensor_is_filled_too(plain, key):

@@ -60,7 +60,7 @@ def test_room_is_made_before_anything_is_written(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("problem", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_a_disk_that_is_too_full_is_found_out_beforehand(tmp_path, monkeypatch, problem):
-    monkeypatch.setattr(atomic, "_fallocate", fails_with(problem))
+    file_systems.answer(monkeypatch, fallocate=fails_with(problem))
     written = []
     with pytest.raises(OSError, match="free some space") as failure, new_file(tmp_path / "file", 4 * MIB):
         written.append(1)
@@ -71,19 +71,18 @@ def test_a_disk_that_is_too_full_is_found_out_beforehand(tmp_path, monkeypatch, 
 
 @each("problem", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EINTR])
 def test_a_file_system_that_sets_no_room_aside_does_without(tmp_path, monkeypatch, problem):
-    monkeypatch.setattr(atomic, "_fallocate", fails_with(problem))
+    file_systems.answer(monkeypatch, fallocate=fails_with(problem))
     write(tmp_path / "file")
 
 
 def test_a_system_without_these_calls_does_without(tmp_path, monkeypatch):
-    monkeypatch.setattr(atomic, "_fallocate", None)
-    monkeypatch.setattr(atomic, "_sync_file_range", None)
+    file_systems.answer(monkeypatch, fallocate=None, sync_file_range=None)
     write(tmp_path / "file")
 
 
 def test_what_is_large_is_on_its_way_to_the_disk_at_once(tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr(atomic, "_sync_file_range", lambda _, *arguments: calls.append(arguments) or -1)
+    file_systems.answer(monkeypatch, sync_file_range=lambda _, *arguments: calls.append(arguments) or -1)
     write(tmp_path / "file")
     assert calls == [(10, 4 * MIB - 10, 2)]
 

@@ -6,10 +6,10 @@ import threading
 import time
 from contextlib import suppress
 from itertools import pairwise
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from helpers import file_systems
 from helpers.cuda_rig import within
 from helpers.fake_cuda import MODES, FakeDriver
 from helpers.forking import in_forked_child
@@ -287,26 +287,25 @@ def test_a_trace_that_cannot_be_written_is_refused_before_anything_is_done(tmp_p
     assert trace.active is None
 
 
-def test_an_error_of_the_block_is_told_before_one_of_its_trace(path, monkeypatch):
-    monkeypatch.setattr(trace_file, "new_file", Mock(side_effect=OSError("the disk is full")))
-    with pytest.raises(KeyError) as failure, fastrack.trace(path):
+def test_an_error_of_the_block_is_told_before_one_of_its_trace(path):
+    with file_systems.full(), pytest.raises(KeyError) as failure, fastrack.trace(path):
         raise KeyError
-    assert "the disk is full" in failure.value.__notes__[0]
-    with pytest.raises(OSError, match="full"), fastrack.trace(path):
+    assert "free some space" in failure.value.__notes__[0]
+    with file_systems.full(), pytest.raises(OSError, match="free some space"), fastrack.trace(path):
         pass
 
 
 def test_a_trace_that_is_being_written_ends_no_other(path, tmp_path, monkeypatch):
-    write, inner = trace_file._write, []
+    dumps, inner = json.dumps, []
 
-    def slow(*arguments):
-        monkeypatch.setattr(trace_file, "_write", write)
+    def slow(*arguments, **options):
+        monkeypatch.setattr(json, "dumps", dumps)
         begun = fastrack.trace(tmp_path / "other.json")
         begun.__enter__()
         inner.append(begun)
-        write(*arguments)
+        return dumps(*arguments, **options)
 
-    monkeypatch.setattr(trace_file, "_write", slow)
+    monkeypatch.setattr(json, "dumps", slow)
     with fastrack.trace(path):
         pass
     assert trace.active is not None
