@@ -1,6 +1,7 @@
 """Documents of one address are judged one at a time, so that others need not wait for them."""
 
 import asyncio
+import os
 import threading
 import time
 from contextlib import suppress
@@ -47,7 +48,7 @@ async def until(condition):
 
 
 def test_an_address_does_not_rest_for_the_time_that_it_waited_for_others(monkeypatch):
-    monkeypatch.setattr("fastrack._service.handlers.usable_cpus", lambda: 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
     asyncio.run(wait_for_others())
 
 

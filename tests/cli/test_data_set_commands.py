@@ -1,6 +1,7 @@
 """A dataset, which `import` wrote, is one thing to every command, and comes out again."""
 
 import json
+import os
 import shutil
 import signal
 import stat
@@ -380,12 +381,10 @@ def test_a_data_set_is_sealed_anew(cli, key, data):
 
 @pytest.mark.usefixtures("data")
 def test_an_interrupted_rekey_leaves_nothing_and_says_so(cli, key, monkeypatch):
-    from fastrack._samples import data_set
-
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(data_set, "rekey_file", interrupt)
+    monkeypatch.setattr(os, "fsync", interrupt)  # when its first file is written
     error = cli(f"rekey data again --new owner.key {key}", status=130).stderr
     assert "nothing was left of again; the same command begins again" in error
     assert cli.names() == ["data", "owner.key"]

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distribution
 
 import pytest
 
@@ -13,11 +13,8 @@ MISSING = f"error: fastrack-bench is not installed: pip install fastrack-bench==
 
 
 @pytest.fixture
-def missing(monkeypatch):
-    def find(name):
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(extension, "distribution", find)
+def missing(hide):
+    hide("fastrack_bench")
 
 
 @pytest.fixture

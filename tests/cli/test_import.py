@@ -1,6 +1,7 @@
 """``fastrack import``: samples of other formats, as a user imports them."""
 
 import csv
+import os
 import re
 import signal
 import subprocess
@@ -244,7 +245,7 @@ def test_an_import_that_is_interrupted_before_a_shard_says_that_nothing_is_kept(
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fastrack._samples.dataset_writer.DatasetWriter.close", interrupt)
+    monkeypatch.setattr(os, "fsync", interrupt)  # before the first file gets its name
     options = f"{key} --shard-size {limit}" if limit else key
     error = cli(f"import {lines} out {options}", status=130).output
     more = "" if limit else "; --shard-size 32 would keep more"

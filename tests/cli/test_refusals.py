@@ -37,17 +37,18 @@ def test_a_target_is_replaced_by_force_alone(cli, key, folder, line):
     assert (folder / target).stat().st_size > 1000
 
 
+def on_progress(monkeypatch, happen):
+    """Have something happen whenever a command has come further with a file."""
+    monkeypatch.setattr("fastrack._cli.run.progress_bar", lambda *_: contextlib.nullcontext(happen))
+
+
 @each_writer
 @pytest.mark.parametrize("force", ["", "--force"])
 @pytest.mark.usefixtures("sealed")
 def test_a_target_that_appears_meanwhile_is_replaced_by_force_alone(
     cli, key, folder, monkeypatch, command, line, force
 ):
-    @contextlib.contextmanager
-    def appearing(*_):
-        yield lambda _: (folder / line.split()[1]).write_text("mine")
-
-    monkeypatch.setattr("fastrack._cli.run.progress_bar", appearing)
+    on_progress(monkeypatch, lambda _: (folder / line.split()[1]).write_text("mine"))
     if force:
         cli(f"{command} {line} --force {key}")
     else:
@@ -98,14 +99,7 @@ def test_a_full_disk_is_told_and_nothing_is_left(cli, key, folder):
 @each_writer
 @pytest.mark.usefixtures("sealed")
 def test_an_interruption_leaves_nothing(cli, key, monkeypatch, command, line):
-    @contextlib.contextmanager
-    def interrupted(*_):
-        def progress(_):
-            raise KeyboardInterrupt
-
-        yield progress
-
-    monkeypatch.setattr("fastrack._cli.run.progress_bar", interrupted)
+    on_progress(monkeypatch, mock.Mock(side_effect=KeyboardInterrupt))
     before = cli.names()
     assert cli.error(f"{command} {line} {key}", status=130) == "error: interrupted\n"
     assert cli.json(f"{command} {line} {key}", status=130)["error"]["type"] == "KeyboardInterrupt"

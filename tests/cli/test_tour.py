@@ -11,7 +11,7 @@ import torch
 from cli.conftest import Script
 from helpers import local_machine
 from helpers.foundry.authority import NOW
-from helpers.tour_files import TRAIN, Tour, clock, lines_of, open_desk
+from helpers.tour_files import TRAIN, Tour, be_reached, clock, lines_of, open_desk
 from helpers.tour_rig import Rig
 
 import fastrack
@@ -70,7 +70,7 @@ def toured(prepared, tmp_path_factory):
 def run_tour(patch, made, folder, status=0):
     """Run the command, with desks of this process at the addresses of the configuration."""
     desks = [open_desk(folder, name) for name in ("owner", *made.holders)]
-    patch.setattr("fastrack._cli.tours.run._Config.desk", lambda _, url: desks[int(url[-1]) - 1])
+    be_reached(patch, lambda _, url: desks[int(url[-1]) - 1])
     return Script(folder)("tour run v0 out --config run.toml", status=status)
 
 

@@ -69,8 +69,12 @@ def pool():
 
 @pytest.fixture
 def default(monkeypatch):
-    """The session of the default group, of each thread that is a rank."""
-    default = threading.local()
+    """The session of the default group, of each thread that is a rank; a thread has none, or that of all, at first."""
+
+    class Default(threading.local):
+        session = None
+
+    default = Default()
     monkeypatch.setattr(_group, "_default_session", lambda: default.session, raising=False)
     return default
 
@@ -168,8 +172,8 @@ def step(group):
 
 
 @pytest.mark.parametrize("within", [None, DEFAULTS[0]], ids=["default", "later"])
-def test_no_message_of_an_earlier_group_of_the_same_ranks_is_accepted(monkeypatch, within):
-    monkeypatch.setattr(_group, "_default_session", lambda: within, raising=False)
+def test_no_message_of_an_earlier_group_of_the_same_ranks_is_accepted(default, within):
+    type(default).session = within
     earlier = Network(2)
     assert on_ranks(earlier, KEY, step) == [200, 200]
 

@@ -6,13 +6,17 @@ from fastrack._tensors import arrays
 
 
 class _Hiding:
-    """A finder of modules that does not find some packages."""
+    """A finder of modules, and of what is installed, that does not find some packages."""
 
     def __init__(self, finder, packages):
         self._finder, self._packages = finder, packages
 
     def find_spec(self, name, *rest):
         return None if name.partition(".")[0] in self._packages else self._finder.find_spec(name, *rest)
+
+    def find_distributions(self, context):
+        found = getattr(self._finder, "find_distributions", lambda _: ())(context)
+        return (one for one in found if one.name.lower().replace("-", "_") not in self._packages)
 
 
 def hide(patch, *packages):

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from fastrack._cli import app, main  # noqa: F401 - once for all forks
-from fastrack._cli.tours.run import _Config
 from helpers import local_machine, measuring
 
 pytest.importorskip("fastrack_bench")
@@ -88,9 +87,9 @@ def prepare(patch):
 
 def prepare_tour(patch):
     """Have `tour run` visit desks of this process, on another made-up machine."""
-    from helpers.tour_files import clock, open_desk
+    from helpers.tour_files import be_reached, clock, open_desk
 
-    patch.setattr(_Config, "desk", lambda config, url: open_desk(config.folder, {"1": "owner", "2": "a"}[url[-1]]))
+    be_reached(patch, lambda config, url: open_desk(config.folder, {"1": "owner", "2": "a"}[url[-1]]))
     local_machine.replace(patch, Machine("snp", 0, is_small=True), clock)
 
 

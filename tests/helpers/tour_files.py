@@ -165,3 +165,8 @@ class Served:
 
     def lines(self):
         return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+
+def be_reached(patch, open_by):
+    """Have `tour run` reach a desk that a function returns, which is given the configuration and the desk's URL."""
+    patch.setattr("fastrack._cli.tours.run._Config.desk", open_by)

@@ -38,3 +38,8 @@ class Toy(KeyWrapper):
             return bytearray(_AES.decrypt(bytes(12), wrapped.ciphertext, wrapped.key_id.encode()))
         except InvalidTag:
             raise ProviderError("decrypting failed: expected what was encrypted here, got another file") from None
+
+
+def install(patch):
+    """Have `aws-kms:` keys be of the stand-in."""
+    patch.setattr("fastrack.providers._aws.AwsKms", Toy)

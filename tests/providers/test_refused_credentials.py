@@ -15,7 +15,7 @@ from helpers.cases import each
 from helpers.commands import invoke
 from helpers.processes import run_python
 from helpers.stand_in_pkcs11 import make_token, read_token
-from helpers.toy_wrapper import Toy
+from helpers.toy_wrapper import Toy, install
 from helpers.vault_answers import DOCUMENTED
 
 import fastrack
@@ -267,7 +267,7 @@ def test_a_pin_in_utf_16_is_not_sent(token, tmp_path, text):
 
 @pytest.mark.usefixtures("files")
 def test_any_wrapper_that_refuses_ends_a_run_and_other_failures_do_not(tmp_path, key, monkeypatch):
-    monkeypatch.setattr("fastrack.providers._aws.AwsKms", Toy)
+    install(monkeypatch)
     Toy().wrap(key).save(tmp_path / "owner.key.wrapped")
     asked = []
 

@@ -11,7 +11,7 @@ import pytest
 from helpers.cases import each
 from helpers.commands import invoke
 from helpers.processes import run_python
-from helpers.toy_wrapper import Toy
+from helpers.toy_wrapper import Toy, install
 
 import fastrack
 from fastrack._documents import canonical as documents
@@ -21,7 +21,7 @@ from fastrack.providers import WrappedKey, open_wrapper
 
 @pytest.fixture(autouse=True)
 def _toy(monkeypatch):
-    monkeypatch.setattr("fastrack.providers._aws.AwsKms", Toy)
+    install(monkeypatch)
 
 
 @pytest.fixture

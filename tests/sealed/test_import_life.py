@@ -28,7 +28,7 @@ from helpers.cases import each
 import fastrack
 from fastrack import FormatError, import_samples, load_file, unseal
 from fastrack._keys.keyring import KeyRing
-from fastrack._samples import dataset_writer, imports
+from fastrack._samples import imports
 from fastrack._samples.about import About
 from fastrack._samples.stored import read_data_set, shards_in
 from fastrack._util import atomic
@@ -400,16 +400,16 @@ def test_no_row_is_lost_or_twice_however_often_a_process_is_killed(tmp_path, key
 
 def test_of_two_imports_at_once_one_is_refused_and_none_is_mixed_in(tmp_path, key, monkeypatch):
     (tmp_path / "a.txt").write_text("a\n" * 30)
-    write = dataset_writer.write_sealed
+    sync = os.fsync
     for number, appends in enumerate([False, True, True], 1):
         (tmp_path / f"b{number}.txt").write_text("b\n" * 30)
 
-        def import_another(*arguments, appends=appends, number=number, **options):
-            monkeypatch.setattr(dataset_writer, "write_sealed", write)
+        def import_another(descriptor, appends=appends, number=number):
+            monkeypatch.setattr(os, "fsync", sync)
             import_samples(tmp_path / f"b{number}.txt", tmp_path / "set", key, append=appends, shard_size=90)
-            return write(*arguments, **options)
+            return sync(descriptor)
 
-        monkeypatch.setattr(dataset_writer, "write_sealed", import_another)
+        monkeypatch.setattr(os, "fsync", import_another)  # before the first shard gets its name
         with pytest.raises(FileExistsError, match="another program writes"):
             import_samples(tmp_path / "a.txt", tmp_path / "set", key, append=appends, shard_size=90)
         data = fastrack.SealedDataset(tmp_path / "set", keys=key, transform=lambda sample: bytes(sample["text"]))

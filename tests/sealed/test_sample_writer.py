@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import errno
 import json
 import multiprocessing
 import os
@@ -235,33 +236,33 @@ def test_a_failure_to_write_loses_nothing_and_stores_nothing_twice(tmp_path, key
         views.extend(tensor.load()(0, tensor.nbytes) for tensor in tensors.values())  # which a traceback may hold
         raise OSError("full")
 
-    views, write = [], sample_writer.write_sealed
+    views = []
     samples = [{"label": number, "name": "a" * number} for number in range(12)]
     batch = {name: [each[name] for each in samples[3:]] for name in samples[0]}
     with DatasetWriter(tmp_path, key, shard_size=40) as writer:
         writer.write(samples[0])
         writer.write(samples[1])
         for call, given in ((writer.write, samples[2]), (writer.write_batch, batch)):
-            monkeypatch.setattr(sample_writer, "write_sealed", fail)
-            with pytest.raises(OSError, match="full"):
-                call(given)
-            monkeypatch.setattr(sample_writer, "write_sealed", write)
+            with monkeypatch.context() as patch:
+                patch.setattr(sample_writer, "write_sealed", fail)
+                with pytest.raises(OSError, match="full"):
+                    call(given)
             call(given)
     assert_same(read(tmp_path, key), samples)
 
 
 def test_after_a_failure_the_rest_of_a_batch_is_given_again(tmp_path, key, monkeypatch):
-    def write_one(*arguments, **options):
+    def write_one(descriptor):
         if list(tmp_path.glob("*.safetensors")):
-            raise OSError("full")
-        return write(*arguments, **options)
+            raise OSError(errno.ENOSPC, "full")
+        return sync(descriptor)
 
-    write, labels = sample_writer.write_sealed, np.arange(30)
+    sync, labels = os.fsync, np.arange(30)
     with DatasetWriter(tmp_path, key, shard_size=80) as writer:
-        monkeypatch.setattr(sample_writer, "write_sealed", write_one)
-        with pytest.raises(OSError, match="full"):
-            writer.write_batch({"label": labels})
-        monkeypatch.setattr(sample_writer, "write_sealed", write)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", write_one)
+            with pytest.raises(OSError, match="free some space"):
+                writer.write_batch({"label": labels})
         assert 0 < writer.stored < 30
         writer.write_batch({"label": labels[writer.stored :]})
     assert [sample["label"] for sample in read(tmp_path, key)] == labels.tolist()

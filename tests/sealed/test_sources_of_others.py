@@ -322,8 +322,8 @@ def test_samples_that_no_type_fits_are_refused_in_words(tmp_path, key, samples, 
     assert not (tmp_path / "out").exists()
 
 
-def test_without_pyarrow_other_values_are_refused_with_a_way_on(tmp_path, key, monkeypatch):
-    monkeypatch.setattr(readers, "find_spec", lambda name: None, raising=False)
+def test_without_pyarrow_other_values_are_refused_with_a_way_on(tmp_path, key, hide):
+    hide("pyarrow")
     for value in ([1, 2], None, DAY, {"a": 1}):
         with pytest.raises(TypeError, match=r"'x': expected bytes, .* got \w+\. .*numpy\.asarray.* with PyArrow"):
             import_samples([{"x": value}], tmp_path / "out", key)

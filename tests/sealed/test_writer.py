@@ -214,10 +214,12 @@ def test_a_header_that_nobody_could_read_is_not_written(target, limited):
 
 
 @each("tensor", [None, [1, 2], np.array([None]), np.zeros(3, ">i4"), torch.zeros(2, dtype=torch.complex128)])
-def test_what_is_no_tensor_is_refused_before_a_file_is_begun(target, tensor, monkeypatch):
-    monkeypatch.setattr(writer, "new_file", lambda path: pytest.fail(f"began {path}"))
+def test_what_is_no_tensor_is_refused_before_a_file_is_begun(target, tensor):
+    given = {"good": TENSORS["scale"], "bad": tensor}
     with pytest.raises(TypeError, match=r"^'bad'"):
-        save_file({"good": TENSORS["scale"], "bad": tensor}, target, KEY)
+        save_file(given, target.parent / "missing" / target.name, KEY)  # where no file can be begun
+    with pytest.raises(FileNotFoundError):
+        save_file({"good": TENSORS["scale"]}, target.parent / "missing" / target.name, KEY)
 
 
 def test_every_file_has_an_id_of_its_own_and_its_tensors_share_no_salt(target):

@@ -1,5 +1,7 @@
 """Visits that are interrupted, late or in the way: one receipt each, no attempt lost, nothing left behind."""
 
+import os
+import stat
 import threading
 from contextlib import suppress
 from datetime import timedelta
@@ -9,7 +11,6 @@ import torch
 from helpers.tour_rig import Rig
 
 from fastrack import AuthenticationError, ClosedError, GrantError, RollbackError
-from fastrack._util import atomic
 from fastrack.tour import _visit
 
 
@@ -24,14 +25,14 @@ def receipts(rig):
 
 def test_a_visit_that_is_interrupted_when_its_folder_is_whole_has_one_receipt(rig, monkeypatch):
     """Another receipt, of a visit that was broken off, would make its holder refuse the chain for good."""
-    sync = atomic.sync_directory
+    sync = os.fsync
 
-    def interrupt(folder):
-        sync(folder)
-        if (rig.folder / "v1").exists():
+    def interrupt(descriptor):
+        sync(descriptor)
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode) and (rig.folder / "v1").exists():
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(atomic, "sync_directory", interrupt)
+    monkeypatch.setattr(os, "fsync", interrupt)
     with pytest.raises(KeyboardInterrupt):
         rig.visit(0)
     monkeypatch.undo()

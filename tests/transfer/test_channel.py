@@ -205,10 +205,10 @@ class TestRefusedHeaders:
     @pytest.mark.parametrize("where", ["device", "host"])
     def test_cost_no_memory(self, channel, key, forged, monkeypatch, where):
         refuse = Mock(side_effect=AssertionError("done before the header was opened"))
-        monkeypatch.setattr(fastrack._crypto.gather.ByteRanges, "pieces", refuse)
-        monkeypatch.setattr(fastrack._crypto.gather.EvenRanges, "pieces", refuse)
-        monkeypatch.setattr(fastrack._crypto.gather.EvenRanges, "expand", refuse)
-        monkeypatch.setattr(fastrack._tensors.arrays, "empty_bytes", refuse)
+        ranges = fastrack._crypto.gather
+        planning = (ranges.ByteRanges, "pieces"), (ranges.EvenRanges, "pieces"), (ranges.EvenRanges, "expand")
+        for step in (*planning, (fastrack._tensors.arrays, "empty_bytes")):
+            monkeypatch.setattr(*step, refuse)
         with pytest.raises(AuthenticationError) as caught:
             channel.to_device(forged) if where == "device" else fastrack.unseal(forged, key)
         assert (caught.value.tensor, caught.value.chunk) == ("bad", None)

@@ -10,7 +10,6 @@ from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.vector import JobTable
 from fastrack._transfer import channel as channels
-from fastrack._transfer.inputs import Inputs
 from fastrack._transfer.timeline import recording
 from fastrack._transfer.trace_file import spans_of
 from fastrack.format import ciphertext_size
@@ -142,8 +141,8 @@ def test_it_is_counted_and_traced_like_a_list(plain, key):
 
 
 def test_it_is_the_way_of_one_tensor_alone(plain, key, monkeypatch):
-    monkeypatch.setattr(channels, "Inputs", lambda *_: pytest.fail("a list was made"))
     with Channel("cpu", keys=key) as channel:
-        assert channel.to_device(seal(plain, key), framework="numpy").tobytes() == plain.tobytes()
-        monkeypatch.setattr(channels, "Inputs", Inputs)
+        with monkeypatch.context() as patch:
+            patch.setattr(channels, "Inputs", lambda *_: pytest.fail("a list was made"))
+            assert channel.to_device(seal(plain, key), framework="numpy").tobytes() == plain.tobytes()
         assert channel.to_device([seal(plain, key)], framework="numpy")[0].tobytes() == plain.tobytes()
