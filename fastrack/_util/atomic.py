@@ -24,7 +24,7 @@ from fastrack.errors import ClosedError
 
 DESCRIPTORS = "/proc/self/fd"
 HAS_DESCRIPTORS = Path(DESCRIPTORS).is_dir()
-_HELD = re.compile(rf"{DESCRIPTORS}/\d+(/.*)?", re.DOTALL)  # an open folder, which the kernel alone resolves
+_HELD = re.compile(rf"{DESCRIPTORS}/\d+(/.*)?", re.DOTALL)  # an open folder, which only the kernel resolves
 _UNNAMED: int = getattr(os, "O_TMPFILE", 0) if HAS_DESCRIPTORS else 0
 _MAX_LINKS = 40
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
@@ -134,118 +134,7 @@ def require_replaceable(path: Path, succeeds: Callable[[bytes], bool] | None = N
 
 
 @contextlib.contextmanager
-def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
-    """Yield an empty folder that gets the name `path` when the block ends well, and vanishes if it does not.
-
-    Until then the folder has a temporary name, which remains if the process is killed, and only this user can open it.
-    Nothing is ever replaced. Files that `new_file` wrote in it are on disk by the end. `mode` is before the umask.
-
-    The yielded path leads to the folder even if another user, who may write to the parent, renames the folder and puts
-    another folder or a link in its place. The name `path` is then not given to any folder.
-
-    A forked child that leaves the block leaves the folder to its parent, which still writes to it.
-    """
-    process = os.getpid()
-    require_local(path)
-    require_none(path)
-    refuse_key_text(path, may_be_id=True)
-    path = path.parent.resolve() / path.name
-    if os.path.lexists(path):
-        raise _exists(path)
-    end_dry_run()
-    name = _temporary_name(path.parent).name
-    with contextlib.ExitStack() as stack:
-        with _errors_of(path):
-            parent = _open_folder(path.parent, None, stack)
-            os.mkdir(name, mode, dir_fd=parent)
-        descriptor = None
-        try:
-            with _errors_of(path):
-                opened = _open_folder(name, parent, stack)
-            status = os.fstat(opened)
-            if status.st_uid != os.geteuid() or os.listdir(opened):  # noqa: PTH208 - an open descriptor
-                raise _was_swapped(path)  # noqa: TRY301 - the handler must not remove the content of another folder
-            descriptor = opened
-            os.fchmod(descriptor, 0o700)
-            held = Path(_DESCRIPTORS, str(descriptor)) if _HAS_DESCRIPTORS else path.parent / name
-            with _name_in_errors(held, path):
-                yield held
-                if os.getpid() != process:
-                    return
-                for folder, _, _ in os.walk(held, topdown=False):
-                    sync_directory(Path(folder))
-            os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
-            _rename_folder(name, parent, os.fstat(descriptor), path)
-        except BaseException:
-            if os.getpid() != process:
-                raise
-            if descriptor is not None:  # the open folder, under any name
-                shutil.rmtree(".", ignore_errors=True, dir_fd=descriptor)
-            with contextlib.suppress(OSError):
-                os.rmdir(name, dir_fd=parent)
-            raise
-        sync_directory(path.parent)
-
-
-def _open_folder(path: Path | str, parent: int | None, stack: contextlib.ExitStack) -> int:
-    """Open a folder until the stack ends, and refuse a link to a folder."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-    stack.callback(os.close, descriptor)
-    return descriptor
-
-
-def _rename_folder(name: str, parent: int, held: os.stat_result, path: Path) -> None:
-    """Rename a folder if it still is the open folder `held`. An existing folder is kept, even an empty one."""
-    try:
-        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
-    except FileNotFoundError:
-        raise _was_swapped(path) from None
-    if (status.st_dev, status.st_ino) != (held.st_dev, held.st_ino):
-        raise _was_swapped(path)
-    if os.path.lexists(path):
-        raise _exists(path)
-    try:
-        os.rename(name, path.name, src_dir_fd=parent, dst_dir_fd=parent)
-    except OSError as error:
-        if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
-            raise _exists(path) from None
-        raise
-
-
-@contextlib.contextmanager
-def made_parents(path: Path) -> Iterator[None]:
-    """Make the missing folders above a path. If the block fails, remove the new folders that are empty."""
-    missing = [parent for parent in (path.parent, *path.parent.parents) if not parent.exists()]
-    if missing:
-        end_dry_run()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except BaseException:
-        for parent in missing:
-            with contextlib.suppress(OSError):
-                parent.rmdir()
-        raise
-
-
-@contextlib.contextmanager
-def _name_in_errors(held: Path, path: Path) -> Iterator[None]:
-    """Replace the temporary folder in the file names of errors by the final folder."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error.filename, str) and Path(error.filename).is_relative_to(held):
-            error.filename = str(path / Path(error.filename).relative_to(held))
-        raise
-
-
-def _was_swapped(path: Path) -> PermissionError:
-    advice = "expected the new folder, got another in its place, so nothing was left there. Choose a folder of your own"
-    return PermissionError(errno.EACCES, advice, str(path))
-
-
-@contextlib.contextmanager
-def _errors_of(path: Path) -> Iterator[None]:
+def under_final_name(path: Path) -> Iterator[None]:
     """Replace the temporary path in errors by the final path."""
     try:
         yield

@@ -48,7 +48,7 @@ def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
                 opened = _open_folder(name, parent, stack)
             status = os.fstat(opened)
             if status.st_uid != os.geteuid() or os.listdir(opened):  # noqa: PTH208 - an open descriptor
-                raise _was_exchanged(path)  # noqa: TRY301 - the handler must not remove the content of another folder
+                raise _was_swapped(path)  # noqa: TRY301 - the handler must not remove the content of another folder
             descriptor = opened
             os.fchmod(descriptor, 0o700)
             held = Path(atomic.DESCRIPTORS, str(descriptor)) if atomic.HAS_DESCRIPTORS else path.parent / name
@@ -92,9 +92,9 @@ def _rename_folder(name: str, parent: int, held: os.stat_result, path: Path) -> 
     try:
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
-        raise _was_exchanged(path) from None
+        raise _was_swapped(path) from None
     if (status.st_dev, status.st_ino) != (held.st_dev, held.st_ino):
-        raise _was_exchanged(path)
+        raise _was_swapped(path)
     if os.path.lexists(path):
         raise atomic.exists_already(path)
     try:
@@ -132,6 +132,6 @@ def _name_in_errors(held: Path, path: Path) -> Iterator[None]:
         raise
 
 
-def _was_exchanged(path: Path) -> PermissionError:
+def _was_swapped(path: Path) -> PermissionError:
     advice = "expected the new folder, got another in its place, so nothing was left there. Choose a folder of your own"
     return PermissionError(errno.EACCES, advice, str(path))
