@@ -46,6 +46,8 @@ _METHODS = {
     for name in ("wait", "record", "upload", "download", "fill", "launch", "copy", "pack")
 }
 _POISON = 0xA5
+_find = ctypes.CDLL(None).memmem
+_find.restype, _find.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
 _PATIENCE = 20
 
 
@@ -319,8 +321,11 @@ class FakeDriver:
                 stream.thread.join(_PATIENCE)
 
     def holds(self, secret):
-        """Search the device and page-locked memory for these bytes."""
-        return any(bytes(secret) in block.tobytes() for block in [*self.space.blocks.values(), *self.hosts()])
+        """Search the device and page-locked memory for these bytes. To copy it first takes ten times as long."""
+        return any(
+            _find(block.ctypes.data, block.nbytes, bytes(secret), len(secret)) is not None
+            for block in [*self.space.blocks.values(), *self.hosts()]
+        )
 
     def hosts(self):
         return [block for ref in self._hosts if (block := ref()) is not None]
