@@ -71,13 +71,9 @@ def nvrtc(index):
 COMPILERS = {"nvcc": nvcc, "nvrtc": lambda: nvrtc(0)}
 if len(find_libraries()) > 1:
     COMPILERS["nvrtc-other"] = lambda: nvrtc(1)
-BY_DAY = ("nvrtc",)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=[] if name in BY_DAY else pytest.mark.nightly) for name in COMPILERS],
-)
+@pytest.fixture(scope="module", params=COMPILERS)
 def reports(request, build_folder):
     """Return which compiler, and a function that reads the reports of ptxas on every kernel, by architecture."""
     name, compile_for = COMPILERS[request.param]()
@@ -125,10 +121,8 @@ def print_table(compiler, found):
         print(f"{name:<14}" + "".join(f"{column:>10}" for column in columns))  # noqa: T201
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "architectures", [("sm_90",), *(pytest.param(each, marks=pytest.mark.nightly) for each in (ARCHITECTURES, OTHERS))]
-)
+@pytest.mark.nightly  # by day the bounds of a launch limit registers, and test_cu_counts counts what is spilled
+@pytest.mark.parametrize("architectures", [ARCHITECTURES, OTHERS])
 def test_every_kernel_is_there_and_two_blocks_share_a_multiprocessor(reports, architectures):
     compiler, read = reports
     for architecture, usages in read(architectures).items():
