@@ -1,5 +1,6 @@
 """A line for each command of fastrack, and a folder with all that they need."""
 
+import functools
 import json
 import shutil
 from contextlib import closing
@@ -102,6 +103,7 @@ FAILING = {
 }
 
 
+@functools.cache
 def every_command():
     """Return the commands by their words."""
     from fastrack._cli.app import app
