@@ -376,8 +376,9 @@ dist: $(STAMP) $(ZIGLANG)/.installed  ## build the wheels of the last commit twi
 	rm -rf .dist
 	cd dist && sha256sum fastrack_* | tee SHA256SUMS
 
-wheels:  ## the same as dist, but build each wheel once only, as nothing is compared
-	$(MAKE) --no-print-directory dist TREES=archive
+# The kernels are those of `make native`: to compile them for each wheel anew takes a minute of processor time.
+wheels: $(STAMP) $(NATIVE)  ## the same as dist, but build each wheel once only, with the kernels of the checkout, as nothing is compared
+	FASTRACK_KERNELS=$(CURDIR)/fastrack/kernels $(MAKE) --no-print-directory dist TREES=archive
 
 release-files: $(STAMP) .venv-upload/.installed  ## look at what `make dist` left: names, hashes, metadata, bill of materials, description
 	.venv-upload/bin/twine check --strict dist/*.whl dist/*.tar.gz

@@ -18,6 +18,7 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 from packaging.tags import sys_tags
 
 VARIABLE = "FASTRACK_WHEEL"  # the wheel to build: x86_64, aarch64 or pure
+EARLIER = "FASTRACK_KERNELS"  # a folder of compiled kernels: those of the same sources are not made again
 ARCHITECTURES = ("x86_64", "aarch64")
 PURE = "pure"
 WHEELS = (*ARCHITECTURES, PURE)
@@ -47,6 +48,8 @@ class MachineCode(BuildHookInterface[Any]):
         generate(self.root, "fastrack._crypto.native", "--architecture", wheel, "--output", str(made))
         build_data["force_include"][str(made)] = MODULE
         kernels = made.parent / "kernels"
+        if earlier := os.environ.get(EARLIER):
+            shutil.copytree(earlier, kernels)
         generate(self.root, "fastrack._devices.cuda.cubins", "--output", str(kernels))
         build_data["force_include"] |= {str(path): f"{KERNELS}/{path.name}" for path in sorted(kernels.iterdir())}
         build_data["pure_python"] = False

@@ -324,13 +324,14 @@ def hook(monkeypatch, tmp_path_factory):
     def generate(root, *options):
         module.made.append((root, *options))
         if options[0] == CUBIN and options[1:]:
-            Path(options[-1]).mkdir()
+            Path(options[-1]).mkdir(exist_ok=True)
             (Path(options[-1]) / "sm_90-4567.cubin.xz").write_bytes(b"kernels")
         elif options[1:]:
             Path(options[-1]).write_bytes(b"code")
 
     monkeypatch.setattr(module, "generate", generate)
     monkeypatch.delenv("FASTRACK_WHEEL", raising=False)
+    monkeypatch.delenv("FASTRACK_KERNELS", raising=False)
     return module
 
 
@@ -353,6 +354,15 @@ def test_a_wheel_of_an_architecture_has_its_machine_code(hook, monkeypatch, arch
     assert kernels[:-1] == (str(ROOT), CUBIN, "--output")
     assert files == {MODULE: b"code", f"{KERNELS}/sm_90-4567.cubin.xz": b"kernels"}
     assert (data["tag"], data["pure_python"]) == (f"cp311-abi3-{system}_{architecture}", False)
+
+
+def test_the_generator_finds_the_kernels_that_were_made_earlier(hook, monkeypatch, tmp_path):
+    """It makes those that a folder lacks, as `test_cubins` shows."""
+    (tmp_path / "sm_80-4567.cubin.xz").write_bytes(b"earlier")
+    monkeypatch.setenv("FASTRACK_KERNELS", str(tmp_path))
+    monkeypatch.setenv("FASTRACK_WHEEL", "x86_64")
+    _, files = run_hook(hook, "standard")
+    assert files[f"{KERNELS}/sm_80-4567.cubin.xz"] == b"earlier"
 
 
 def test_a_pure_wheel_makes_nothing(hook, monkeypatch):
