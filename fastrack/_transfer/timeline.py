@@ -97,8 +97,7 @@ def recording() -> Iterator[Timeline]:
         yield timeline
     finally:
         with _lock:
-            if trace.active is timeline:  # in a forked child another timeline may have begun
-                trace.record(None)
+            trace.end(timeline)
 
 
 @contextmanager

@@ -34,10 +34,17 @@ class Timeline(Protocol):
     def clock(self, driver: Any, stream: Any) -> DeviceClock: ...
 
 
-def record(timeline: Timeline | None) -> None:
-    """Have transfers tell their steps to a timeline from now on, or to none."""
+def record(timeline: Timeline) -> None:
+    """Have transfers tell their steps to a timeline from now on."""
     global active  # noqa: PLW0603
     active = timeline
+
+
+def end(timeline: Timeline) -> None:
+    """Have transfers tell their steps to none, unless another timeline has begun in a forked child."""
+    global active  # noqa: PLW0603
+    if active is timeline:
+        active = None
 
 
 active: Timeline | None = per_process(sys.modules[__name__], "active", lambda: None)  # the trace is its parent's

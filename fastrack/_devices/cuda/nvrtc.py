@@ -13,7 +13,7 @@ from typing import IO, Any
 from fastrack._devices.cuda.commands import Function
 from fastrack.errors import DeviceError
 
-_KINDS = ("open", "seal", "gather", "widen", "small", "pick")
+_KINDS = ("open", "seal", "gather", "widen", "small", "pick", "keep", "restore")
 KERNELS = ("prepare", "unwrap", *(f"{name}_{bits}" for name in _KINDS for bits in (128, 256)))
 """The names of the kernels."""
 
