@@ -28,7 +28,7 @@ function show(bytes) {
     file = undefined;
   }
   const tensors = file ? [...file.sealed.values()] : [];
-  const plain = file ? [...file.plain].map(([name, { dtype, shape }]) => make("span", `${name}: ${dtype} [${shape}], in plain`)) : [];
+  const plain = file ? [...file.plain].map(([name, { dtype, shape }]) => make("span", `${name}: ${dtype} [${shape}], unencrypted`)) : [];
   $("tensors").replaceChildren(...tensors.map(choice), ...plain);
   $("header").hidden = false;
   if (tensors.length) choose(tensors[0]);
