@@ -19,7 +19,7 @@ from fastrack import FormatError, SealedTensor, attest
 from fastrack._crypto import derivation
 from fastrack._crypto import gather as plans
 from fastrack._crypto.openssl import OpenSSLEngine
-from fastrack._documents import canonical as documents
+from fastrack._documents import strict
 from fastrack._files import reader
 from fastrack._keys.grants import PAYLOAD_TYPE
 from fastrack._keys.signing import Verifier
@@ -132,7 +132,7 @@ def test_the_target_of_recombined_files_tells_of_a_fault(monkeypatch, fault, tol
         header, body = mutators.split(data)
         member = rb"\"a\":{\"dtype\":\"F64\",\"shape\":[3,4]},"
         data = mutators.join(header.replace(rb"\"a\":{", member + rb"\"a\":{", 1), body)
-        planted = documents, "unique", dict
+        planted = strict, "unique", dict
     elif fault == "header":
         planted = files, "FORMAT_VERSION", "2"
     else:
