@@ -357,7 +357,7 @@ def test_a_share_of_the_multiprocessors_bounds_the_grid(share, multiprocessors, 
 @each(("asked", "cpus", "threads"), [(None, 4, 4), (None, 224, 16), (40, 224, 40), (40, 4, 40)])
 def test_slabs_are_filled_by_as_many_threads_as_asked_for_or_some_of_the_cpus(monkeypatch, asked, cpus, threads):
     monkeypatch.setattr(device, "default_threads", lambda: cpus)
-    assert CudaDevice(FakeDriver(), threads=asked)._resources.threads == threads
+    assert CudaDevice(FakeDriver(), threads=asked).resources.threads == threads
 
 
 @each("share", [0, -1, 1.01, float("nan")])
