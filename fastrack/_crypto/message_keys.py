@@ -54,16 +54,6 @@ class MessageKeys:
             copy.put(row, key.material)
         return copy
 
-    def part(self, rows: slice) -> MessageKeys:
-        """Return a copy of the keys in some rows."""
-        numbers = range(len(self))[rows]
-        part = MessageKeys(len(numbers))
-        for row, number in enumerate(numbers):
-            material = self.material(number)
-            part.put(row, material)
-            material.wipe()
-        return part
-
     @property
     def address(self) -> int:
         """The address of the first row."""

@@ -157,7 +157,7 @@ class StackedRows(SealedRows):
 
 
 def common_ring(rings: Iterable[KeyRing | None]) -> KeyRing | None:
-    """Return the ring of several data sets, or one of the keys that all of them have. None if one has no ring."""
+    """Return the ring of several datasets, or one of the keys that all of them have. None if one has no ring."""
     first, *others = dict.fromkeys(rings)  # by identity
     if not others or first is None or None in others:
         return None if others else first

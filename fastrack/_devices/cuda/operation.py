@@ -48,7 +48,7 @@ class CudaOperation:
         self._reading = threading.RLock()  # which a signal handler of the thread that reads may take, too
         self._lane = lane = pipeline.lane(messages.memories[0].stream)  # all messages share it
         self.lane = lane.number
-        key, call = resources.link.key_for(self), resources.next_call()
+        key, call = resources.link.key_for(self), next(resources.calls)
         self._state = state = resources.states.acquire(len(messages))
         try:
             # In confidential mode events have no true times.

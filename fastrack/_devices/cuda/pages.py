@@ -32,7 +32,7 @@ from fastrack._devices.cuda.host_memory import staging_memory
 from fastrack._devices.cuda.launches import SPREAD
 from fastrack._devices.cuda.link import Wrapped, wrapped_size
 from fastrack._devices.cuda.paged_table import paged_launches
-from fastrack._devices.cuda.recorder import SPIN, TOLD_SIZE, Resources, wait_for
+from fastrack._devices.cuda.recorder import MOST_CALLS, SPIN, TOLD_SIZE, Resources, wait_for
 from fastrack._devices.pages import PagedBlock, Piece
 from fastrack.errors import DeviceError
 from fastrack.format import ciphertext_size
@@ -140,13 +140,23 @@ class CudaPages:
         with self._using[kind]:
             for first in range(0, len(blocks), SPREAD):
                 part = slice(first, first + SPREAD)
-                some = keys if len(blocks) <= SPREAD else keys.part(part)
+                some = keys if len(blocks) <= SPREAD else _part_of(keys, range(len(keys))[part])
                 try:
                     done += kind(self, some, blocks[part], sealed[part]).run(after)
                 finally:
                     if some is not keys:
                         some.wipe()
         return done
+
+
+def _part_of(keys: MessageKeys, numbers: range) -> MessageKeys:
+    """Return a copy of some keys."""
+    part = MessageKeys(len(numbers))
+    for row, number in enumerate(numbers):
+        material = keys.material(number)
+        part.put(row, material)
+        material.wipe()
+    return part
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +185,7 @@ class _Call:
     def run(self, after: Event) -> list[bool]:
         """Do the work, and return for each block whether it was done."""
         self.pipeline.require_usable()
-        self.link, self.call = self.resources.link.key_for(self), self.resources.next_call()
+        self.link, self.call = self.resources.link.key_for(self), next(self.resources.calls) % (MOST_CALLS - 1) + 1
         self.state, self.launched = self.resources.states.acquire(len(self.blocks)), 0
         try:
             nbytes = [self.pages.sizes()[block.group] for block in self.blocks]

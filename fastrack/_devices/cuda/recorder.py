@@ -40,7 +40,7 @@ from fastrack.errors import DeviceError
 from fastrack.format import SEALED_CHUNK_SIZE
 
 _SMALL = {"open": "small", "gather": "pick"}  # kernels that unwrap the keys of their messages themselves
-_MOST_CALLS = 2**31  # numbers of calls, of which 0 is none
+MOST_CALLS = 2**31  # numbers of calls, of which 0 is none
 _PLAN = 1 << 63  # in the ticket of a launch that opens a plan
 _OWN = 1 << 20  # bytes of a run from which on it is uploaded from where it lies, if that is pageable and faster
 TOLD_SIZE = 16  # bytes that are told of a sealed slab: ticket, and first bad chunk
@@ -56,11 +56,7 @@ class Resources:
     link: Link
     blocks: int  # maximum per launch
     threads: int  # maximum of the host for copies
-    calls: Iterator[int] = field(default_factory=itertools.count)
-
-    def next_call(self) -> int:
-        """Return the number of a call."""
-        return next(self.calls) % (_MOST_CALLS - 1) + 1
+    calls: Iterator[int] = field(default_factory=itertools.count)  # their numbers
 
 
 class CommandList:
@@ -117,7 +113,7 @@ class MessageRecorder:
         self._confidential = resources.pipeline.confidential
         self._clock = clock
         self._key = key
-        self._call = call
+        self._call = call % (MOST_CALLS - 1) + 1
         self._launched = 0  # launches with tickets
         self._wrapped: Wrapped | None = None  # the keys that were wrapped last
         self._expanded: dict[int, int] = {}  # the message whose key is in a slot of the state
