@@ -40,7 +40,7 @@ def main():
         Key.generate().save(path)
         settings = {
             "aesgcm": {"aes_bits": 256, "master_key_path": str(path)},
-            _lmcache_serde.SERDE: {"keys": str(path)},
+            _lmcache_serde.SERDE: {"keys": str(path), **dict.fromkeys(_lmcache_serde.REQUIRED, "1")},
         }
         serdes = {name: create_serde_processor(SerdeConfig(name, each)) for name, each in settings.items()}
     allocator = TensorMemoryAllocator(torch.zeros(4 * max(options.mib) * MIB + 64 * MIB, dtype=torch.uint8))

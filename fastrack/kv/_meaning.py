@@ -78,7 +78,7 @@ class BlockMeaning:
             got = "a path, which changes with each copy" if self.model else "none"
             raise ValueError(
                 f"the meaning of KV blocks: expected the name by which the model is served, got {got}. Start the "
-                "server with --served-model-name"
+                "server with --served-model-name, or write the setting model where there is one"
             )
         model = ("model", "weights", "quantization", "overrides", "adapter")
         layout = ("dtype", "layout", "page_size", "block_size", "heads", "layers", "groups", "details", "hash", "seed")

@@ -9,7 +9,7 @@ _TOLD_BY_NONE = {
     "edition": ("the version of the weights", "2026-11"),
     "adapters": ("the version of the adapters", "2026-11"),
     "kv_dtype": ("the dtype of the KV cache as the engine has it", "bfloat16 or fp8_e4m3"),
-    "layout": ("the layout of the engine's KV cache", "LBNHC"),
+    "layout": ("the layout of the engine's KV cache", "NHD"),
     "hash": ("the function that hashes tokens", "blake3"),
     "seed": ("the seed of that hash, PYTHONHASHSEED", "0"),
 }

@@ -24,7 +24,8 @@ from lmcache.v1.platform import create_event_notifier
 
 from fastrack._util.fork import per_process
 from fastrack.kv._folder import BlockFolder
-from fastrack.kv._lmcache_serde import context_of, layout_of, layout_text  # registers the serde
+from fastrack.kv._hosts import require_version
+from fastrack.kv._lmcache_serde import REQUIRED, context_of, layout_of, layout_text, meaning_of  # registers the serde
 from fastrack.kv._sealer import BlockContext, BlockSealer
 from fastrack.kv._settings import settings_of
 
@@ -36,28 +37,31 @@ class SealedAdapter(L2AdapterInterface):
     ----------
     params : dict
         ``adapter_params``: ``folder``; ``keys``, a key file or a provider, by default ``FASTRACK_KEY_FILE``;
-        ``edition``, the version of the weights, which has to change where they change under one name; ``workers``,
-        threads that work on tasks, 2 by default.
+        ``workers``, threads that work on tasks, 2 by default; and what LMCache's keys do not tell: ``edition``, the
+        version of the weights, which has to change where they do under one name; ``kv_dtype`` and ``layout`` of the
+        engine's cache; ``hash``, LMCache's ``--hash-algorithm``, and its ``seed``, ``PYTHONHASHSEED``.
     l1_memory_desc : object
         Not used.
 
     Examples
     --------
     >>> import json
+    >>> told = {"edition": "2026-11", "kv_dtype": "bfloat16", "layout": "NHD", "hash": "blake3", "seed": "0"}
     >>> adapter = {
     ...     "type": "plugin",
     ...     "module_path": "fastrack.kv.lmcache",
     ...     "class_name": "SealedAdapter",
-    ...     "adapter_params": {"folder": "/var/cache/kv", "keys": "kv.key", "edition": "2026-11"},
+    ...     "adapter_params": {"folder": "/var/cache/kv", "keys": "kv.key", **told},
     ... }
     >>> command = ["lmcache", "server", "--l2-adapter", json.dumps(adapter)]
     """
 
     def __init__(self, params: Mapping[str, Any], l1_memory_desc: object = None) -> None:
-        settings = settings_of(params, "adapter_params", ("folder", "keys", "edition", "workers"))
+        require_version("LMCache")
+        settings = settings_of(params, "adapter_params", ("folder", "keys", "workers", *REQUIRED), required=REQUIRED)
         super().__init__()
         self.folder = BlockFolder(settings["folder"], settings.get("keys"), threads=1)
-        self._edition = str(settings.get("edition", ""))
+        self._meaning = meaning_of(settings)
         self._lock = per_process(self, "_lock", threading.Lock)
         self._last_task = 0
         self._results: dict[int, Any] = {}
@@ -145,7 +149,7 @@ class SealedAdapter(L2AdapterInterface):
 
     def _context(self, key: ObjectKey, layout: str) -> BlockContext:
         self._layouts[key.model_name, key.kv_rank, key.object_group_id].add(layout)
-        return context_of(key, layout, self._edition)
+        return context_of(self._meaning, key, layout)
 
     def _submit_each(self, notifier: int, count: int, work: Callable[[int], bool]) -> int:
         def each() -> Bitmap:

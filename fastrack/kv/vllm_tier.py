@@ -20,10 +20,12 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.file_mapper import FileMapper
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
-from fastrack._documents.canonical import encode
 from fastrack._util.fork import per_process
 from fastrack.kv._folder import BlockFolder
+from fastrack.kv._hosts import require_version
+from fastrack.kv._meaning import BlockMeaning
 from fastrack.kv._sealer import BlockContext
+from fastrack.kv._settings import require_setting
 
 
 class SealedTier(SecondaryTierManager):
@@ -41,7 +43,9 @@ class SealedTier(SecondaryTierManager):
     keys : str, optional
         A key file or a provider, by default ``FASTRACK_KEY_FILE``.
     edition : str
-        The version of the weights, which has to change where these do under one name.
+        The version of the weights, which is required and has to change where these do under one name.
+    model : str, optional
+        A name of the model, where vLLM has a path.
     workers : int
         Threads that work on jobs.
 
@@ -52,6 +56,7 @@ class SealedTier(SecondaryTierManager):
     ...     "module_path": "fastrack.kv.vllm_tier",
     ...     "folder": "/var/cache/kv",
     ...     "keys": "kv.key",
+    ...     "edition": "2026-11",
     ... }
     >>> settings = {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [tier]}
     """
@@ -68,15 +73,16 @@ class SealedTier(SecondaryTierManager):
         folder: str,
         keys: str | None = None,
         edition: str = "",
+        model: str | None = None,
         workers: int = 2,
     ) -> None:
+        require_version("vLLM")
+        # Of blocks that workers have sealed, their contexts have the version.
+        is_sealed = getattr(offloading_spec, "is_sealed", False)
+        weights = "" if is_sealed else require_setting({"edition": edition}, "secondary_tiers", "edition")
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.folder = BlockFolder(folder, keys, threads=1)
-        described = FileMapper.from_offloading_spec("", offloading_spec)
-        self._model = encode([described.fields["model_name"], edition]).decode()
-        order = getattr(offloading_spec.config, "kv_cache_layout", None)
-        self._layout = encode([described.fields, self.block_size_bytes, order]).decode()
-        self._rank = described.rank
+        self._meaning = self._described(offloading_spec, model, weights)
         self._pool = per_process(self, "_pool", partial(ThreadPoolExecutor, workers, "fastrack-kv"))
         self._lock = per_process(self, "_lock", threading.Lock)
         self._running: set[Future[None]] = set()
@@ -124,9 +130,30 @@ class SealedTier(SecondaryTierManager):
         """Wait for all jobs, and end the threads."""
         self._pool.shutdown()
 
+    def _described(self, spec: Any, model: str | None, weights: str) -> BlockMeaning:
+        config, mapper = spec.config, FileMapper.from_offloading_spec("", spec)
+        fields = dict(mapper.fields)
+        return BlockMeaning(
+            model=model or fields.pop("model_name"),
+            weights=weights,
+            quantization=None,  # of the weights, whose version it changes, as overrides do
+            overrides=None,
+            adapter=None,  # in the hash
+            dtype=fields.pop("dtype"),
+            layout=str(config.kv_cache_layout),
+            page_size=fields.pop("tokens_per_hash"),
+            block_size=self.block_size_bytes,
+            heads=None,  # in the size of a block
+            layers=None,
+            groups=fields.pop("kv_cache_groups"),
+            details={name: value for name, value in fields.items() if name != "model_name"},
+            ranks={"rank": mapper.rank},
+            hash=None,  # no object tells the tier: another function or seed gives other hashes
+            seed=None,
+        )
+
     def _context(self, key: bytes) -> BlockContext:
-        ranks = f"{self._rank}.{get_offload_group_idx(key)}"
-        return BlockContext(self._model, self._layout, ranks, bytes(get_offload_block_hash(key)))
+        return self._meaning.context(bytes(get_offload_block_hash(key)), group=get_offload_group_idx(key))
 
     def _submit(self, job: TransferJob, move: Callable[[BlockContext, memoryview], bool]) -> None:
         keys, places = list(job.keys), [int(place) for place in job.chunk_ids]

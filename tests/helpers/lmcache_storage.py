@@ -12,6 +12,8 @@ from lmcache.v1.distributed.l2_adapters.config import parse_args_to_l2_adapters_
 from lmcache.v1.distributed.storage_manager import StorageManager
 
 SHAPE, DTYPE = (2, 2, 256, 64), torch.bfloat16
+TOLD = {"edition": "1", "kv_dtype": "bfloat16", "layout": "NHD", "hash": "blake3", "seed": "0"}
+"""Settings of fastrack for what LMCache does not tell."""
 
 
 def key_of(number, *, salt="", model="m", rank=0x01000100):

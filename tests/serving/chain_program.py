@@ -29,6 +29,9 @@ from vllm.triton_utils import dispatcher
 dispatcher.vars = lambda value: value.__dict__ if isinstance(value.__dict__, dict) else {}
 
 
+TOLD = {"edition": "1", "kv_dtype": "bfloat16", "layout": "NHD", "hash": "blake3", "seed": "0"}
+
+
 def adapter_of(name, folder):
     """Return what `--l2-adapter` takes."""
     key, blocks = str(folder / "kv.key"), str(folder / f"blocks-{name}")
@@ -38,9 +41,9 @@ def adapter_of(name, folder):
     plugin = {"type": "plugin", "module_path": "fastrack.kv.lmcache"}
     if name == "serde":
         inner = {"type": "fs", "base_path": blocks}
-        serde = {"type": "fastrack", "keys": key}
+        serde = {"type": "fastrack", "keys": key, **TOLD}
         return {**plugin, "class_name": "StockAdapter", "adapter_params": inner, "serde": serde}
-    return {**plugin, "class_name": "SealedAdapter", "adapter_params": {"folder": blocks, "keys": key}}
+    return {**plugin, "class_name": "SealedAdapter", "adapter_params": {"folder": blocks, "keys": key, **TOLD}}
 
 
 def main(name, folder, port, http):

@@ -10,15 +10,15 @@ import time
 
 import pytest
 
-from fastrack import Key, UnknownKeyError
+from fastrack import FastrackError, Key, UnknownKeyError
 
 pytest.importorskip("lmcache.v1.distributed.storage_manager", reason="lmcache is not installed")
 
 import torch
-from helpers.lmcache_storage import block, key_of, storage
+from helpers.lmcache_storage import TOLD, block, key_of, storage
 
-from fastrack.kv import BlockSealer, _folder
-from fastrack.kv._lmcache_serde import SealedBlocks
+from fastrack.kv import BlockSealer, _folder, _hosts
+from fastrack.kv._lmcache_serde import SealedBlocks, context_of, layout_text, meaning_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # LMCache's own
 
@@ -39,7 +39,7 @@ def adapter(tmp_path, key_file):
             "type": "plugin",
             "module_path": "fastrack.kv.lmcache",
             "class_name": "SealedAdapter",
-            "adapter_params": {"folder": str(tmp_path / "kv"), "keys": str(key_file), **params},
+            "adapter_params": {"folder": str(tmp_path / "kv"), "keys": str(key_file), **TOLD, **params},
         }
 
     return adapter
@@ -48,7 +48,10 @@ def adapter(tmp_path, key_file):
 @pytest.fixture
 def stock(tmp_path, key_file):
     def stock(serde):
-        keys = {"fastrack": {"keys": str(key_file)}, "aesgcm": {"aes_bits": 256, "master_key_path": str(key_file)}}
+        keys = {
+            "fastrack": {"keys": str(key_file), **TOLD},
+            "aesgcm": {"aes_bits": 256, "master_key_path": str(key_file)},
+        }
         return {
             "type": "plugin",
             "module_path": "fastrack.kv.lmcache",
@@ -169,6 +172,57 @@ def test_blocks_of_another_layout_or_edition_are_misses(adapter, tmp_path, layou
         assert server.adapter.report_status()["refused"] == 4
 
 
+def test_two_dtypes_of_one_width_and_two_kinds_of_fp8_are_misses(adapter, tmp_path):
+    kinds = [
+        (torch.bfloat16, "bfloat16"),
+        (torch.float16, "float16"),
+        (torch.uint8, "fp8_e4m3"),
+        (torch.uint8, "fp8_e5m2"),
+    ]
+    for dtype, name in kinds:
+        blocks = {key: torch.ones((2, 2, 256, 64), dtype=dtype) for key in KEYS}
+        with storage(adapter(kv_dtype=name), dtype=dtype) as server:
+            assert server.load(KEYS) == {}
+            before = files(tmp_path)
+            store(server, blocks)
+            assert same(server.load(KEYS), blocks)
+            new = sorted(set(files(tmp_path)) - set(before))
+            for old, path in zip(before[-4:], new, strict=bool(before)):
+                path.write_bytes(old.read_bytes())  # that of another dtype in its place
+            if before:
+                assert server.load(KEYS) == {}
+
+
+def test_each_value_that_lmcache_does_not_tell_separates_blocks(key):
+    one = key_of(0)
+    contexts = [context_of(meaning_of(TOLD), one, "l")]
+    contexts += [context_of(meaning_of(TOLD | {name: "other"}), one, "l") for name in TOLD]
+    contexts += [context_of(meaning_of(TOLD), other, "l") for other in (key_of(1), key_of(0, salt="a"))]
+    contexts += [context_of(meaning_of(TOLD), other, "l") for other in (key_of(0, model="a"), key_of(0, rank=1))]
+    contexts.append(context_of(meaning_of(TOLD), one, layout_text([(1, 2)], [torch.uint8])))
+    assert len({context.name(key) for context in contexts}) == len(contexts) == 11
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_what_lmcache_does_not_tell_is_asked_for_by_name(adapter, stock, name):
+    with (
+        pytest.raises(ValueError, match=f"adapter_params: expected .* as {name}, got none"),
+        storage(adapter(**{name: ""})),
+    ):
+        pass
+    serde = stock("fastrack")
+    del serde["serde"][name]
+    with pytest.raises(ValueError, match=f"serde: expected .* as {name}, got none"), storage(serde):
+        pass
+
+
+def test_an_older_version_is_refused_by_its_metadata(adapter, monkeypatch):
+    monkeypatch.setattr(_hosts, "version", lambda package: "0.5.5")
+    told = r"LMCache: expected version 0\.5\.6 or later, got 0\.5\.5: .*salt"
+    with pytest.raises(FastrackError, match=told), storage(adapter()):
+        pass
+
+
 def test_two_servers_share_a_folder_until_the_key_is_rotated(adapter, tmp_path):
     with storage(adapter()) as first, storage(adapter()) as second:
         store(first)
@@ -245,7 +299,7 @@ def test_sizes_of_the_serde_are_exact(key):
 
     for shape in ([1], [8192], [2, 3, 5, 7], [2, 2, 256, 64]):
         layout = MemoryLayoutDesc([torch.Size(shape)], [torch.bfloat16])
-        size = SealedBlocks(BlockSealer(key), "").estimate_serialized_size(layout)
+        size = SealedBlocks(BlockSealer(key), meaning_of(TOLD)).estimate_serialized_size(layout)
         plain = torch.zeros(shape, dtype=torch.bfloat16).view(torch.uint8).numpy().reshape(-1)
         from fastrack.kv import BlockContext
 

@@ -104,8 +104,9 @@ def server(tmp_path, key):
     key.save(tmp_path / "kv.key")
     opened = []
 
-    def server(*, edition="", keys="kv.key", **options):
+    def server(*, edition="1", keys="kv.key", name=None, **options):
         tier = {"type": "SealedTier", "module_path": "fastrack.kv.vllm_tier", "folder": str(tmp_path / "kv")}
+        tier["model"] = name
         opened.append(Server({**tier, "keys": str(tmp_path / keys), "edition": edition}, **options))
         return opened[-1]
 
@@ -133,10 +134,11 @@ def test_blocks_come_back_and_one_of_four_that_is_damaged_is_one_miss(server, tm
 
 
 @pytest.mark.parametrize("kind", ["pipe", "damaged, in a folder that cannot be changed"])
-def test_what_stays_in_the_folder_and_does_not_open_is_asked_for_once(server, kind, monkeypatch):
+def test_what_stays_in_the_folder_and_does_not_open_is_asked_for_once(server, kind, monkeypatch, tmp_path):
     here = server()
     here.store()
-    path = here.tier.folder._place(here.tier._context(KEYS[0]))
+    name = here.tier.folder._name(here.tier._context(KEYS[0]))
+    path = tmp_path / "kv" / name[:2] / name
     content = path.read_bytes()
     path.unlink()
     if kind == "pipe":
@@ -187,6 +189,18 @@ def test_blocks_of_another_edition_model_dtype_layout_or_key_are_misses(server, 
         assert other.counts()["refused"] == 4
 
 
+def test_a_path_is_no_name_of_a_model_and_a_copy_of_it_elsewhere_has_the_same_blocks(server):
+    with pytest.raises(ValueError, match="the setting model"):
+        server(model="/dev/shm/copy-1/llama")
+    server(model="/dev/shm/copy-1/llama", name="llama").store()
+    assert server(model="/dev/shm/copy-2/llama", name="llama").load() == ([HIT] * 4, True)
+
+
+def test_the_version_of_the_weights_is_asked_for(server):
+    with pytest.raises(ValueError, match="secondary_tiers: expected the version of the weights as edition, got none"):
+        server(edition="")
+
+
 def test_a_full_disk_stores_nothing_and_raises_nothing(server, monkeypatch):
     def fail(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -214,5 +228,6 @@ def test_a_killed_writer_leaves_misses(server, tmp_path):
 
 def test_a_tier_without_a_key_is_refused(tmp_path):
     tier = {"type": "SealedTier", "module_path": "fastrack.kv.vllm_tier", "folder": str(tmp_path / "kv")}
+    tier["edition"] = "1"
     with pytest.raises(UnknownKeyError):
         Server(tier)
