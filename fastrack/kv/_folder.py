@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import os
 import re
@@ -25,6 +26,10 @@ _SUFFIX, _WRITING = ".kv", ".writing"
 _KEPT = 8  # buffers for messages, which more threads than that would have to make anew
 _ABANDONED = 600  # seconds without a write after which the file of a killed writer is removed
 _PART = re.compile(r"([0-9a-f]{2})[0-9a-f]{62}\.kv\.\d+-\d+\.writing")  # the name of a file of `_write`
+_BLOCK = re.compile(r"([0-9a-f]{2})[0-9a-f]{62}\.kv")
+_COUNTED = "counted"  # the file of a folder with a limit: its bytes, and when they were listed
+_LISTED = 300  # seconds after which the files are listed again: others may have removed or, without a limit, added some
+_WAIT = 1  # seconds for the lock of that file, so that a stopped server stops no other
 _numbers = itertools.count()
 
 
@@ -36,8 +41,8 @@ class BlockFolder:
     does, so that a server's loop goes on and computes the block anew. A folder that was removed is made again.
 
     The names of files tell nothing without the key. Their number, sizes and times can be seen. What does not open is
-    removed, and so are files of killed writers, and nothing else: bound the folder by what you have for caches
-    (tmpfiles.d, a quota).
+    removed, and so are files of killed writers. With a limit, the blocks used least recently make room for new ones,
+    whichever server stored them; without one, the folder only grows.
 
     Parameters
     ----------
@@ -47,6 +52,9 @@ class BlockFolder:
         As for `BlockSealer`.
     threads : int, optional
         As for `BlockSealer`.
+    limit : int, optional
+        Bytes of all files. Each thread that stores a block may be above it by that block, for a moment. The time of a
+        file is that of its last use.
 
     Attributes
     ----------
@@ -68,13 +76,23 @@ class BlockFolder:
     (False, {'sealed': 1, 'opened': 1, 'absent': 1})
     """
 
-    def __init__(self, path: str | os.PathLike[str], key: KeyLike | None = None, *, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        key: KeyLike | None = None,
+        *,
+        threads: int | None = None,
+        limit: int | None = None,
+    ) -> None:
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise ValueError(f"limit of a folder of KV blocks: expected a number of bytes from 1 on, got {limit!r:.40}")
         self.path = Path(path).absolute()
         self.sealer = BlockSealer(key, threads=threads)
+        self._limit = limit
         make_own(self.path)
         self._buffers: list[Bytes] = []
         self._lock = per_process(self, "_lock", threading.Lock)
-        self._remove_abandoned()
+        self._list()
 
     def put(self, context: BlockContext, block: Any) -> bool:
         """Seal a block into its file, unless there is one of its size, and return whether one is there.
@@ -89,6 +107,7 @@ class BlockFolder:
         size = self.sealer.sealed_size(view_of(block).size)
         name = self._name(context)
         if self._size_of(name) == size:  # another server wrote it; what is wrong with it shows when it is read
+            self._touch(name)
             self.sealer.count("present")
             return True
         with self._buffer(size) as message:
@@ -112,7 +131,9 @@ class BlockFolder:
                 plain.fill(0)
                 return False
             is_open = self.sealer.open(context, message, plain)
-        if not is_open:
+        if is_open:
+            self._touch(self._name(context))
+        else:
             self.remove(context)  # so that `put` stores it again
         return is_open
 
@@ -174,6 +195,8 @@ class BlockFolder:
         part = f"{name}.{os.getpid()}-{next(_numbers)}{_WRITING}"
         try:
             make_own(self.path / name[:2])  # also what was removed above it
+            if self._limit is not None:
+                self._make_room(message.size, self._limit)
             with self._opened(name) as at:
                 descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=at)
                 try:
@@ -210,14 +233,81 @@ class BlockFolder:
             with self._lock:
                 self._buffers = [memory, *self._buffers][:_KEPT]
 
-    def _remove_abandoned(self) -> None:
-        limit = time.time() - _ABANDONED
+    def _touch(self, name: str) -> None:
+        """Note that a block was used: the time of the last access may be off, or as old as a day."""
+        if self._limit is not None:
+            with contextlib.suppress(OSError), self._opened(name) as at:
+                os.utime(name, dir_fd=at, follow_symlinks=False)
+
+    def _make_room(self, size: int, limit: int) -> None:
+        """Count a block in before it is written, so that no two writers take the same room.
+
+        Files are listed once there is no room by the count, which may be too high: killed writers and removed files are
+        in it. Each listing frees a sixteenth of the limit, so that not every block needs one.
+        """
+        if size > limit:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(self.path / _COUNTED, flags, 0o600)
+        try:
+            _lock(descriptor)
+            counted, listed = _parse(os.pread(descriptor, 64, 0))
+            if counted + size > limit or abs(time.time() - listed) > _LISTED:
+                counted, listed = self._evict(size, limit), int(time.time())
+            if counted + size > limit:
+                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+            os.pwrite(descriptor, b"%020d %020d\n" % (counted + size, listed), 0)
+        finally:
+            os.close(descriptor)
+
+    def _evict(self, size: int, limit: int) -> int:
+        """Remove the blocks used least recently if there is no room for another, and return the bytes that are left."""
+        files = self._list()
+        left = sum(each for _, each, _ in files)
+        if left + size > limit:
+            files = sorted((each for each in files if _BLOCK.fullmatch(each[2])), reverse=True)
+            while files and left + size > limit - limit // 16:
+                _, freed, name = files.pop()
+                with contextlib.suppress(OSError), self._opened(name) as at:
+                    os.unlink(name, dir_fd=at)
+                    left -= freed
+                    self.sealer.count("evicted")
+        return left
+
+    def _list(self) -> list[tuple[float, int, str]]:
+        """Return time, size and name of each file that this class wrote, and remove those of killed writers."""
+        found, limit = [], time.time() - _ABANDONED
         for folder in self.path.glob("[0-9a-f][0-9a-f]"):
             with contextlib.suppress(OSError), self._opened(folder.name) as at:
-                for match in filter(None, map(_PART.fullmatch, os.listdir(at))):  # noqa: PTH208 - a descriptor
-                    if match[1] == folder.name and os.stat(match[0], dir_fd=at, follow_symlinks=False).st_mtime < limit:
-                        with contextlib.suppress(OSError):  # another server was first
-                            os.unlink(match[0], dir_fd=at)
+                for name in os.listdir(at):  # noqa: PTH208 - a descriptor
+                    part = _PART.fullmatch(name)
+                    match = part or _BLOCK.fullmatch(name)
+                    if match is None or match[1] != folder.name:
+                        continue
+                    with contextlib.suppress(OSError):  # another server was first
+                        status = os.stat(name, dir_fd=at, follow_symlinks=False)
+                        if part and status.st_mtime < limit:
+                            os.unlink(name, dir_fd=at)
+                        elif stat.S_ISREG(status.st_mode):
+                            found.append((status.st_mtime, status.st_size, name))
+        return found
+
+
+def _lock(descriptor: int) -> None:
+    end = time.monotonic() + _WAIT
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.001)
+
+
+def _parse(counted: bytes) -> tuple[int, int]:
+    """Return the bytes of a folder and when they were listed: never, if it is not told in this form."""
+    match = re.fullmatch(rb"(\d{20}) (\d{20})\n", counted)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def _open_regular(folder: int, name: str, flags: int) -> int:

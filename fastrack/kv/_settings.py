@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -46,3 +47,14 @@ def require_setting(given: Mapping[str, Any], place: str, name: str) -> str:
             f"it would open in each other's place. Write {name} into {place}, such as {example}"
         )
     return str(value)
+
+
+def limit_of(given: Mapping[str, Any], place: str) -> int | None:
+    """Return the setting ``limit`` in bytes: a number of them, or such as ``"20 GiB"``."""
+    value = given.get("limit")
+    if value is None:
+        return None
+    match = re.fullmatch(r"([1-9]\d*) ?(KiB|MiB|GiB|TiB)?", str(value))
+    if match is None:
+        raise ValueError(f"{place}: expected bytes as limit, such as 20 GiB, got {str(value)!r:.40}. Correct it")
+    return int(match[1]) << 10 * (None, "KiB", "MiB", "GiB", "TiB").index(match[2])

@@ -27,7 +27,9 @@ from fastrack.kv._folder import BlockFolder
 from fastrack.kv._hosts import require_version
 from fastrack.kv._lmcache_serde import REQUIRED, context_of, layout_of, layout_text, meaning_of  # registers the serde
 from fastrack.kv._sealer import BlockContext, BlockSealer
-from fastrack.kv._settings import settings_of
+from fastrack.kv._settings import limit_of, settings_of
+
+_SETTINGS = ("folder", "keys", "limit", "workers", *REQUIRED)
 
 
 class SealedAdapter(L2AdapterInterface):
@@ -37,9 +39,10 @@ class SealedAdapter(L2AdapterInterface):
     ----------
     params : dict
         ``adapter_params``: ``folder``; ``keys``, a key file or a provider, by default ``FASTRACK_KEY_FILE``;
-        ``workers``, threads that work on tasks, 2 by default; and what LMCache's keys do not tell: ``edition``, the
-        version of the weights, which has to change where they do under one name; ``kv_dtype`` and ``layout`` of the
-        engine's cache; ``hash``, LMCache's ``--hash-algorithm``, and its ``seed``, ``PYTHONHASHSEED``.
+        ``limit``, such as ``"20 GiB"``; ``workers``, threads that work on tasks, 2 by default; and what LMCache's keys
+        do not tell: ``edition``, the version of the weights, which has to change where they do under one name;
+        ``kv_dtype`` and ``layout`` of the engine's cache; ``hash``, LMCache's ``--hash-algorithm``, and its ``seed``,
+        ``PYTHONHASHSEED``.
     l1_memory_desc : object
         Not used.
 
@@ -58,9 +61,10 @@ class SealedAdapter(L2AdapterInterface):
 
     def __init__(self, params: Mapping[str, Any], l1_memory_desc: object = None) -> None:
         require_version("LMCache")
-        settings = settings_of(params, "adapter_params", ("folder", "keys", "workers", *REQUIRED), required=REQUIRED)
+        settings = settings_of(params, "adapter_params", _SETTINGS, required=REQUIRED)
         super().__init__()
-        self.folder = BlockFolder(settings["folder"], settings.get("keys"), threads=1)
+        limit = limit_of(settings, "adapter_params")
+        self.folder = BlockFolder(settings["folder"], settings.get("keys"), threads=1, limit=limit)
         self._meaning = meaning_of(settings)
         self._lock = per_process(self, "_lock", threading.Lock)
         self._last_task = 0

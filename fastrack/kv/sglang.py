@@ -13,10 +13,10 @@ from fastrack.kv._folder import BlockFolder
 from fastrack.kv._hosts import require_version
 from fastrack.kv._meaning import BlockMeaning
 from fastrack.kv._sealer import BlockContext
-from fastrack.kv._settings import require_setting, settings_of
+from fastrack.kv._settings import limit_of, require_setting, settings_of
 
 _LOADING = {"backend_name", "module_path", "class_name", "interface_v1"}  # which SGLang itself reads
-_SETTINGS = ("folder", "keys", "edition", "kv_dtype")
+_SETTINGS = ("folder", "keys", "limit", "edition", "kv_dtype")
 _HEADS = ("head_num", "head_dim", "v_head_dim", "kv_lora_rank", "qk_rope_head_dim", "kv_cache_dim", "head_group_num")
 _LAYERS = ("layer_num", "target_layer_num", "start_layer", "end_layer")
 
@@ -30,8 +30,9 @@ class SealedHiCache(HiCacheStorage):
     ----------
     storage_config : HiCacheStorageConfig
         The model and its ranks, and in ``extra_config`` the settings: ``folder``; ``keys``, a key file or a provider,
-        by default ``FASTRACK_KEY_FILE``; ``edition``, the version of the weights, which is required and has to change
-        where they do under one name; ``kv_dtype``, which is required for fp8 from SGLang 0.5.22 on.
+        by default ``FASTRACK_KEY_FILE``; ``limit``, such as ``"20 GiB"``; ``edition``, the version of the weights,
+        which is required and has to change where they do under one name; ``kv_dtype``, which is required for fp8 from
+        SGLang 0.5.22 on.
     kwargs : dict
         Not used.
 
@@ -52,7 +53,7 @@ class SealedHiCache(HiCacheStorage):
         given = {name: value for name, value in (storage_config.extra_config or {}).items() if name not in _LOADING}
         self._settings = settings_of(given, "extra_config", _SETTINGS, required=("edition",))
         self._config = storage_config
-        self.folder = BlockFolder(given["folder"], given.get("keys"), threads=1)
+        self.folder = BlockFolder(given["folder"], given.get("keys"), threads=1, limit=limit_of(given, "extra_config"))
         self._meaning: BlockMeaning
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:

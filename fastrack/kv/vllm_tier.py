@@ -25,7 +25,7 @@ from fastrack.kv._folder import BlockFolder
 from fastrack.kv._hosts import require_version
 from fastrack.kv._meaning import BlockMeaning
 from fastrack.kv._sealer import BlockContext
-from fastrack.kv._settings import require_setting
+from fastrack.kv._settings import limit_of, require_setting
 
 
 class SealedTier(SecondaryTierManager):
@@ -42,6 +42,8 @@ class SealedTier(SecondaryTierManager):
         The folder.
     keys : str, optional
         A key file or a provider, by default ``FASTRACK_KEY_FILE``.
+    limit : int or str, optional
+        Bytes of the folder, such as ``"20 GiB"``, above which the blocks used least recently make room.
     edition : str
         The version of the weights, which is required and has to change where these do under one name.
     model : str, optional
@@ -72,6 +74,7 @@ class SealedTier(SecondaryTierManager):
         *,
         folder: str,
         keys: str | None = None,
+        limit: int | str | None = None,
         edition: str = "",
         model: str | None = None,
         workers: int = 2,
@@ -81,7 +84,8 @@ class SealedTier(SecondaryTierManager):
         is_sealed = getattr(offloading_spec, "is_sealed", False)
         weights = "" if is_sealed else require_setting({"edition": edition}, "secondary_tiers", "edition")
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
-        self.folder = BlockFolder(folder, keys, threads=1)
+        limit = limit_of({"limit": limit}, "secondary_tiers")
+        self.folder = BlockFolder(folder, keys, threads=1, limit=limit)
         self._meaning = self._described(offloading_spec, model, weights)
         self._pool = per_process(self, "_pool", partial(ThreadPoolExecutor, workers, "fastrack-kv"))
         self._lock = per_process(self, "_lock", threading.Lock)

@@ -7,7 +7,7 @@ import pytest
 
 from fastrack.kv import BlockContext, BlockSealer
 from fastrack.kv._meaning import BlockMeaning
-from fastrack.kv._settings import require_setting, settings_of
+from fastrack.kv._settings import limit_of, require_setting, settings_of
 
 HERE = BlockMeaning(
     model="llama",
@@ -108,3 +108,17 @@ def test_what_no_server_tells_is_asked_for_by_name(given):
         settings_of(given, "params", ("edition",), required=("edition",))
     assert require_setting({"edition": 3}, "params", "edition") == "3"
     assert settings_of({"edition": "3"}, "params", ("edition",), required=("edition",)) == {"edition": "3"}
+
+
+@pytest.mark.parametrize(
+    ("value", "limit"),
+    [(None, None), (1, 1), ("20", 20), ("20 GiB", 20 << 30), ("3KiB", 3 << 10), ("1 TiB", 1 << 40)],
+)
+def test_a_limit_is_written_in_bytes_or_with_a_unit(value, limit):
+    assert limit_of({"limit": value}, "params") == limit
+
+
+@pytest.mark.parametrize("value", ["", "20 GB", "-1", 0, 1.5, "GiB", True])
+def test_a_limit_in_another_form_is_refused(value):
+    with pytest.raises(ValueError, match="params: expected bytes as limit, such as 20 GiB, got"):
+        limit_of({"limit": value}, "params")

@@ -290,7 +290,7 @@ def test_pages_of_a_pool_are_moved_by_the_interface_of_pages(backend):
 
 @served
 def test_settings_are_checked(backend):
-    with pytest.raises(ValueError, match="expected settings among folder, keys, edition, kv_dtype, got key"):
+    with pytest.raises(ValueError, match="expected settings among folder, keys, limit, edition, kv_dtype, got key"):
         backend(key="x")
     with pytest.raises(ValueError, match="extra_config: expected the version of the weights as edition, got none"):
         backend(edition=None)
