@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fastrack.format import message_size
 from fastrack_bench import toll
 
 CONTEXTS = (1, 2, 4, 8)
@@ -109,6 +110,51 @@ def break_even(bridge: str, way: str) -> float:
     counts = call.before if way == BEFORE else call.after
     extra = price(counts._replace(up=0, down=0), bridge) - price(call.plain._replace(up=0), bridge)
     return extra * toll.parameter("aes-core")
+
+
+# 100 KV blocks of 2 MiB, of 32 layers. vLLM 0.33 gives `swap_blocks_batch` an address for each layer of each block
+# (v1/kv_offload/cpu/gpu_worker.py). Whether the driver charges a batch for each or once was not found: both stand here.
+# Sealed: keys go up in one copy before a store and behind the blocks of a load; slabs of 32 MiB; a fill wipes the keys.
+_KV_BLOCKS, _KV_LAYERS, _KV_BLOCK = 100, 32, 2 << 20
+_KV_PLAIN, _KV_SEALED = _KV_BLOCKS * _KV_BLOCK, _KV_BLOCKS * message_size(_KV_BLOCK)
+_KV_PIECES, _KV_KEYS, _KV_VERDICTS = _KV_BLOCKS * _KV_LAYERS, _KV_BLOCKS * 64, 4 * _KV_BLOCKS
+KV = {
+    "store": {
+        "pieces": Counts(0, _KV_PIECES, 0, 0, 0, _KV_PLAIN),
+        "one copy": Counts(0, 1, 0, 0, 0, _KV_PLAIN),
+        "sealed": Counts(1, 7, 8, 1, _KV_KEYS, _KV_SEALED),
+    },
+    "restore": {
+        "pieces": Counts(_KV_PIECES, 0, 0, 0, _KV_PLAIN, 0),
+        "one copy": Counts(1, 0, 0, 0, _KV_PLAIN, 0),
+        "sealed": Counts(8, 1, 8, 1, _KV_SEALED + _KV_KEYS, _KV_VERDICTS),
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KvToll:
+    """Modelled store or restore of KV blocks by one way over one bridge."""
+
+    call: str
+    way: str
+    bridge: str
+    counts: Counts
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {"row": "kv", **asdict(self), "counts": self.counts._asdict()}
+
+
+def kv_tolls() -> list[KvToll]:
+    """Return stores and restores of KV blocks by each way over each bridge."""
+    return [
+        KvToll(call, way, bridge, counts, price(counts, bridge))
+        for call, ways in KV.items()
+        for bridge in toll.load_data()["bridges"]
+        for way, counts in ways.items()
+    ]
 
 
 @dataclass(frozen=True, slots=True)

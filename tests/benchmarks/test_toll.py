@@ -11,6 +11,7 @@ from helpers.commands import invoke
 
 pytest.importorskip("fastrack_bench")
 
+from fastrack.format import message_size
 from fastrack_bench import crossings, toll
 
 CAPS = (0.05, 1, 5, 24, 25, 26, 100, 1000)
@@ -127,7 +128,7 @@ def test_the_command_prints_and_writes_what_is_modelled(tmp_path):
         assert words in " ".join(said.split()), words
     assert max(len(line) for line in said.splitlines() if not line.startswith("JSON:")) <= 80
     rows = json.loads((tmp_path / "toll.json").read_text())["toll"]
-    assert {row["row"] for row in rows} == {"transfer", "training", "figure", "call", "load", "report"}
+    assert {row["row"] for row in rows} == {"transfer", "training", "figure", "call", "kv", "load", "report"}
 
 
 # Calls in confidential mode, and loads over several bridges.
@@ -148,6 +149,28 @@ def test_a_call_costs_its_copies_its_launches_and_its_bytes():
     bounce = rows["to_host 1 MiB", crossings.BOUNCE, "B300"]
     assert bounce.seconds == pytest.approx(330e-6 + toll.MIB / 11.307e9 + toll.MIB / 3.36e9)
     assert bounce.over_stock == pytest.approx(bounce.seconds / (330e-6 + toll.MIB / 11.307e9))
+
+
+def test_kv_blocks_cost_their_copies_their_launches_and_their_bytes():
+    rows = {(row.call, row.way, row.bridge): row for row in crossings.kv_tolls()}
+    assert len(rows) == 2 * 3 * len(toll.load_data()["bridges"])
+    nbytes, sealed = 100 * 2 * toll.MIB, 100 * message_size(2 * toll.MIB)
+    assert rows["store", "pieces", "B200"].seconds == pytest.approx(3200 * 6e-6 + nbytes / 9.5e9)
+    assert rows["restore", "one copy", "B300"].seconds == pytest.approx(330e-6 + nbytes / 11.307e9)
+    assert rows["store", "sealed", "B200"].counts[:4] == (1, 7, 8, 1)
+    assert rows["restore", "sealed", "B200"].counts[:4] == (8, 1, 8, 1)
+    assert -(-sealed // (32 * toll.MIB)) == 7
+    kept = rows["store", "sealed", "B200"]
+    assert kept.seconds == pytest.approx(8 * 6e-6 + 9 * 15.7e-6 + (kept.counts.up + sealed) / 9.5e9)
+
+
+def test_the_page_of_costs_has_what_the_model_says_of_kv_blocks():
+    times = {}
+    for row in crossings.kv_tolls():
+        times.setdefault((row.call, row.way, row.counts), []).append(f"{1e3 * row.seconds:.1f}")
+    for (call, way, counts), each in times.items():
+        told = f"{counts.uploads} + {counts.downloads} / {counts.launches + counts.fills}"
+        assert f"| {' | '.join([call, way, told, *each])} |" in page("costs.md"), (call, way)
 
 
 def test_a_price_without_bytes_is_what_the_direct_way_must_save():
@@ -196,7 +219,7 @@ def test_the_page_of_contexts_has_what_the_model_says_of_loads():
         assert f"| {' | '.join([*row, *seconds])} |" in page("dev/contexts.md"), row
 
 
-@pytest.mark.parametrize("name", ["calls", "contexts", "reports"])
+@pytest.mark.parametrize("name", ["calls", "kv", "contexts", "reports"])
 def test_the_command_prints_each_model_of_bridges(name, tmp_path):
     done = invoke(["bench", "--toll", name, "--json", f"{tmp_path}/toll.json"])
     assert done.exit_code == 0

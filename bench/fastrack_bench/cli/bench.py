@@ -32,8 +32,8 @@ def bench(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Model what confidential GPUs charge instead: all, exchange, set-up, host, fitted, calls, contexts or"
-            " reports.",
+            help="Model what confidential GPUs charge instead: all, exchange, set-up, host, fitted, calls, kv, contexts"
+            " or reports.",
         ),
     ] = None,
     workloads: Annotated[

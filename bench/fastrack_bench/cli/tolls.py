@@ -14,14 +14,14 @@ from fastrack._util.shown import format_size
 from fastrack_bench import crossings, toll
 
 if TYPE_CHECKING:
-    from fastrack_bench.crossings import CallToll, LoadToll, Report
+    from fastrack_bench.crossings import CallToll, KvToll, LoadToll, Report
     from fastrack_bench.toll import Figure, TrainingToll, TransferToll
 
     _Part = tuple[Sequence[Any], Callable[[Any, Console], None]]
 
 SIZES = (65_536, 602_112, 4_816_896, 38_535_168, 1 << 30)  # bytes; 1, 8 and 64 images of 224 x 224 in float32
 ALL = "all"
-OTHERS = CALLS, CONTEXTS, REPORTS = "calls", "contexts", "reports"  # besides the hops of ``tolls.toml``
+OTHERS = CALLS, KV, CONTEXTS, REPORTS = "calls", "kv", "contexts", "reports"  # besides the hops of ``tolls.toml``
 NOTES = (
     """\
 MODELLED, not measured: every time is a + b n for a message of n bytes, with published parameters. Of the bounce path
@@ -42,6 +42,11 @@ a fill has the price of a launch, which is assumed, and the time of kernels is l
 host holds unencrypted, one for each tensor. bounce: the host decrypts or encrypts on one core, beside the same copies.
 direct: fastrack, with the counts of its test double; keys cross apart (before) or with the message (after). batch: of
 two columns. 16 calls: none of them waits, and then one call waits for all."""
+KV_NOTE = """\
+MODELLED, not measured: 100 blocks of 2 MiB of 32 layers, priced as calls. pieces and one copy: vLLM's
+swap_blocks_batch, of what the host holds unencrypted; whether a batch is charged for each of its 3,200 pieces or once
+was not found. sealed: fastrack seals on the GPU, in slabs of 32 MiB, and only ciphertext crosses. All follow one
+another."""
 LOAD_NOTE = """\
 MODELLED, not measured: that each context has a bridge of its own is assumed; together they are no faster than the link
 is for a plain copy. Each slab is a copy and a launch. The number of small copies, which launch nothing, is the one that
@@ -150,8 +155,24 @@ def show_figures(rows: "Sequence[Figure]", console: Console) -> None:
 
 def show_calls(rows: "Sequence[CallToll]", console: Console) -> None:
     """Print a table with a line for each way of each call, and from which size on the direct way is the quicker one."""
+    bridges = _show_counts("calls in confidential mode, modelled: microseconds", rows, console)
+    for way in (crossings.BEFORE, crossings.AFTER):
+        sizes = [(bridge, crossings.break_even(bridge, way)) for bridge in bridges]
+        told = [f"{b} {format_size(n) if n <= crossings.ONE_SLAB else 'more than 2 MiB'}" for b, n in sizes]
+        done = "what this version does" if way == crossings.BUILT else "not what this version does"
+        console.print(f"{way}, {done}, takes less than bounce from this size on: {', '.join(told)}")
+    console.print()
+
+
+def show_kv(rows: "Sequence[KvToll]", console: Console) -> None:
+    """Print a table with a line for each way of a store and a restore of KV blocks."""
+    _show_counts("KV blocks in confidential mode, modelled: microseconds", rows, console)
+
+
+def _show_counts(title: str, rows: "Sequence[CallToll | KvToll]", console: Console) -> list[str]:
+    """Print a table of counts and times, and return the bridges."""
     bridges = list(dict.fromkeys(row.bridge for row in rows))
-    console.print("calls in confidential mode, modelled: microseconds\n", style="bold")
+    console.print(f"{title}\n", style="bold")
     right = ("in", "out", "launches", "fills", "KiB", *bridges)
     table = new_table("way", *right, right=right, is_close=True)
     for call, of_call in groupby(rows, key=lambda row: row.call):
@@ -164,12 +185,7 @@ def show_calls(rows: "Sequence[CallToll]", console: Console) -> None:
             table.add_row(way, *map(str, counts), f"{(up + down) / 1024:.0f}", *times)
     console.print(table)
     console.print()
-    for way in (crossings.BEFORE, crossings.AFTER):
-        sizes = [(bridge, crossings.break_even(bridge, way)) for bridge in bridges]
-        told = [f"{b} {format_size(n) if n <= crossings.ONE_SLAB else 'more than 2 MiB'}" for b, n in sizes]
-        done = "what this version does" if way == crossings.BUILT else "not what this version does"
-        console.print(f"{way}, {done}, takes less than bounce from this size on: {', '.join(told)}")
-    console.print()
+    return bridges
 
 
 def show_loads(rows: "Sequence[LoadToll]", console: Console) -> None:
@@ -208,6 +224,7 @@ def _sources(names: Container[str] | None = None) -> list[str]:
 
 _OTHERS: "dict[str, tuple[Callable[[], Sequence[Any]], Callable[[Any, Console], None], str]]" = {
     CALLS: (crossings.call_tolls, show_calls, CALL_NOTE),
+    KV: (crossings.kv_tolls, show_kv, KV_NOTE),
     CONTEXTS: (crossings.load_tolls, show_loads, LOAD_NOTE),
     REPORTS: (crossings.reports, show_reports, REPORT_NOTE),
 }
