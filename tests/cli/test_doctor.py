@@ -1,7 +1,9 @@
 import dataclasses
+import json
 import re
 import shlex
 import sys
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 from helpers.cases import each
@@ -18,8 +20,8 @@ from fastrack._cli.proofs import read_proofs
 from fastrack._crypto import engine as aead
 from fastrack._crypto.engine import ENGINE_VARIABLE, SelectedEngine
 from fastrack._devices.cuda.driver import CopySpeeds, Speeds
-from fastrack._devices.graphics import Gpu, Graphics
-from fastrack._devices.nvml import Confidential
+from fastrack._devices.nvml import Confidential, Gpu, Graphics
+from fastrack.kv import _hosts
 
 
 @pytest.fixture(autouse=True)
@@ -413,3 +415,66 @@ def seal_with_a_wrong_tag(engine, schedule, source, target, first):
 )
 def test_an_engine_that_goes_wrong_fails(method, wrong, problem):
     assert check_engine(Wrong(**{method: wrong})).problem == problem
+
+
+# Servers with KV caches
+
+
+def with_hosts(monkeypatch, **versions):
+    def version(package):
+        if package not in versions:
+            raise PackageNotFoundError(package)
+        return versions[package]
+
+    monkeypatch.setattr(_hosts, "version", version)
+
+
+def test_servers_that_are_installed_are_told_with_what_holds(cli, monkeypatch):
+    with_hosts(monkeypatch, vllm="0.33.0", lmcache="0.5.6")
+    said = " ".join(cli("doctor --hosts").stdout.split())
+    for words in (
+        "vLLM version 0.33.0; 0.32 or later is needed on the GPU sealed KV blocks: yes",
+        "LMCache version 0.5.6; 0.5.6 or later is needed on the GPU sealed KV blocks: no: it gives",
+        "SGLang version not installed; 0.5.20 or later has doors",
+    ):
+        assert words in said
+    assert not {"vllm", "lmcache", "sglang"} & sys.modules.keys()
+    assert cli("doctor --hosts --quiet").stdout == ""
+
+
+def test_a_server_that_its_doors_refuse_needs_attention(cli, monkeypatch):
+    with_hosts(monkeypatch, sglang="0.5.19", lmcache="0.5.6")
+    done = cli("doctor --hosts --quiet", status=1)
+    assert "SGLang" in done.stdout
+    assert "0.5.19, which its doors refuse: older ones hash pages without the tenant's salt" in done.stdout
+    assert "LMCache" not in done.stdout
+    hosts = json.loads(cli("doctor --hosts --json", status=1).stdout)["hosts"]
+    told = {each["name"]: (each["version"], each["refused"], each["least"]) for each in hosts}
+    assert told == {
+        "vLLM": (None, False, "0.32"),
+        "LMCache": ("0.5.6", False, "0.5.6"),
+        "SGLang": ("0.5.19", True, "0.5.20"),
+    }
+    assert {"on_gpu", "tiers", "confidential", "reason"} <= hosts[0].keys()
+
+
+@pytest.mark.parametrize(
+    ("version", "is_old"),
+    [
+        ("0.32.0", False),
+        ("0.32", False),
+        ("0.32.0rc1", True),
+        ("0.32.1.dev3+g12ab", False),
+        ("0.33.0+cpu", False),
+        ("1.0", False),
+        ("0.31.9", True),
+        ("0.9", True),
+        ("dev", True),
+    ],
+)
+def test_versions_are_compared_by_their_numbers(version, is_old):
+    assert _hosts.is_old("vLLM", version) == is_old
+
+
+def test_the_folders_of_doctor_do_not_go_with_hosts(cli, tmp_path):
+    assert "--hosts" in cli(f"doctor --hosts {tmp_path}", status=2).stderr

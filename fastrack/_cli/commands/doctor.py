@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from textwrap import wrap
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -30,6 +30,9 @@ from fastrack._util.key_text import looks_secret
 from fastrack._util.shown import format_size
 from fastrack.errors import FastrackError
 
+if TYPE_CHECKING:
+    from fastrack.kv._hosts import Host
+
 _PART = re.compile(r"\.fastrack-[0-9a-f]{16}\.part")  # as `fastrack._util.atomic` names what is not complete
 
 
@@ -42,10 +45,17 @@ def doctor(
         ),
     ] = None,
     *,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only what needs attention.")] = False,
+    hosts: Annotated[
+        bool, typer.Option("--hosts", help="Say of servers with KV caches what holds in them, in place of all else.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print what needs attention alone.")] = False,
     as_json: Json = False,
 ) -> None:
     """Examine this machine, and state what is protected on it and what is not."""
+    refuse_options({"FOLDER": hosts and bool(folders)}, "it does not go with --hosts; leave one out")
+    if hosts:
+        _examine_hosts(quiet=quiet, as_json=as_json)
+        return
     for folder in folders or ():
         refuse_options({"FOLDER": not folder.is_dir()}, f"expected a folder, got {str(folder)!r}")
     facts = gather(folders or ())
@@ -58,6 +68,38 @@ def doctor(
         show_facts(facts, statements, stdout())
     if facts.engine.problem is not None:
         raise typer.Exit(1)
+
+
+def _examine_hosts(*, quiet: bool, as_json: bool) -> None:
+    """Print what holds in each server that has a door for KV blocks, by its metadata: none of them is imported."""
+    from fastrack.kv._hosts import HOSTS, installed, is_old
+
+    found = {name: installed(name) for name in HOSTS}
+    old = {name for name, version in found.items() if version is not None and is_old(name, version)}
+    if as_json:
+        facts = [
+            {"name": name, "version": found[name], "refused": name in old, **host._asdict()}
+            for name, host in HOSTS.items()
+        ]
+        print_json(hosts=facts)
+    else:
+        told = {name: _host_lines(host, found[name], name in old) for name, host in HOSTS.items()}
+        _show_lines({name: lines for name, lines in told.items() if name in old or not quiet}, stdout())
+    if old:
+        raise typer.Exit(1)
+
+
+def _host_lines(host: "Host", version: str | None, is_old: bool) -> list[tuple[str, str]]:
+    if version is None:
+        return [("version", f"not installed; {host.least} or later has doors")]
+    if is_old:
+        return [("version", f"{version}, which its doors refuse: {host.reason}. Update it to {host.least} or later")]
+    return [
+        ("version", f"{version}; {host.least} or later is needed"),
+        ("on the GPU", f"sealed KV blocks: {host.on_gpu}"),
+        ("tiers", host.tiers),
+        ("confidential", host.confidential),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
