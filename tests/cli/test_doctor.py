@@ -20,7 +20,8 @@ from fastrack._cli.proofs import read_proofs
 from fastrack._crypto import engine as aead
 from fastrack._crypto.engine import ENGINE_VARIABLE, SelectedEngine
 from fastrack._devices.cuda.driver import CopySpeeds, Speeds
-from fastrack._devices.nvml import Confidential, Gpu, Graphics
+from fastrack._devices.graphics import Gpu, Graphics
+from fastrack._devices.nvml import Confidential
 from fastrack.kv import _hosts
 
 

@@ -48,7 +48,7 @@ def doctor(
     hosts: Annotated[
         bool, typer.Option("--hosts", help="Say of servers with KV caches what holds in them, in place of all else.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print what needs attention alone.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only what needs attention.")] = False,
     as_json: Json = False,
 ) -> None:
     """Examine this machine, and state what is protected on it and what is not."""
