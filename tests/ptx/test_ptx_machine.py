@@ -65,6 +65,7 @@ def run(code, blocks=1, stride=4, other=1):
         ('@!%p0 st.global.u32 [%rd1], 7; .pragma "used_bytes_mask 15"; @!%p0 ld.global.u64 %rd5, [%rd1];', {}),
         ("@!%p0 st.global.u32 [%rd1], 7; bar.sync 0; atom.global.add.u32 %r4, [%rd1], %r0;", {}),
         ("setp.lt.u32 %p1, %r0, 32; @%p1 bra $end; bar.sync 0; $end: mov.u32 %r4, 0;", {}),
+        ("@!%p0 st.global.u64 [%rd1], 7; selp.b64 %rd8, %rd0, %rd1, %p0; ld.global.u64 %rd5, [%rd8];", {}),  # of both
     ],
 )
 def test_what_is_allowed_passes(code, options):
@@ -86,6 +87,8 @@ def test_what_is_allowed_passes(code, options):
         ("@!%p0 st.global.u32 [%rd1+512], %r0;", {}, "out of bounds: .* where nothing is"),
         ("ld.global.u64 %rd5, [%rd4+8];", {}, "out of bounds: .* 8 bytes at 512 of buffer"),
         ("ld.shared.u32 %r4, [%r2+4];", {}, "out of bounds: .* of shared memory"),
+        ("selp.b64 %rd8, %rd0, %rd1, %p0; ld.global.u64 %rd5, [%rd8];", {}, "byte 0 of buffer 1, .* never written"),
+        ("add.s64 %rd1, %rd1, 512; selp.b64 %rd8, %rd0, %rd1, %p0; ld.global.u64 %rd5, [%rd8];", {}, "out of bounds"),
         ("@!%p0 ld.global.u32 %r4, [%rd0+2];", {}, "a misaligned access"),
         ("ld.shared.u32 %r4, [%r2];", {}, "byte 0 of shared memory, or one behind it, which was never written"),
         ("@!%p0 ld.global.u32 %r4, [%rd1];", {}, "which was never written"),

@@ -232,31 +232,29 @@ class Machine:
 
         def run(mask):
             chosen = slice(None) if mask is True else mask
-            lanes = self._all[chosen]
-            if not lanes.size:
-                return
-            buffer, offsets = self._locate(site, space, where()[chosen])
-            rows = offsets // site.size
-            memory = buffer.bytes.view(dtype).reshape(-1, count)
-            written = buffer.written.reshape(-1, site.size)
-            if site.writes:
-                if not buffer.writable:
-                    self._report.tell(f"{site} writes to {buffer.name}")
-                for number, register in enumerate(registers):
-                    memory[rows, number] = register[chosen] if register.ndim else register
-                written[rows] = True
-            else:
-                found = memory[rows]
-                for number, register in enumerate(registers):
-                    register[chosen] = found[:, number]
-                known = written[rows][:, used]
-                if not known.all():
-                    first = offsets[~known.all(axis=1)][0]
-                    self._report.tell(
-                        f"{site} reads byte {first} of {buffer.name}, or one behind it, which was never written"
-                    )
-            if space != "param":
-                self._log.add(site, buffer, offsets, lanes, self._times)
+            for each, lanes, addresses in self._by_buffer(space, chosen, where()[chosen]):
+                buffer, offsets = self._locate(site, space, addresses)
+                rows = offsets // site.size
+                memory = buffer.bytes.view(dtype).reshape(-1, count)
+                written = buffer.written.reshape(-1, site.size)
+                if site.writes:
+                    if not buffer.writable:
+                        self._report.tell(f"{site} writes to {buffer.name}")
+                    for number, register in enumerate(registers):
+                        memory[rows, number] = register[each] if register.ndim else register
+                    written[rows] = True
+                else:
+                    found = memory[rows]
+                    for number, register in enumerate(registers):
+                        register[each] = found[:, number]
+                    known = written[rows][:, used]
+                    if not known.all():
+                        first = offsets[~known.all(axis=1)][0]
+                        self._report.tell(
+                            f"{site} reads byte {first} of {buffer.name}, or one behind it, which was never written"
+                        )
+                if space != "param":
+                    self._log.add(site, buffer, offsets, lanes, self._times)
 
         return run
 
@@ -264,6 +262,24 @@ class Machine:
         name = instruction.name
         self._sites.append(Site(name, instruction.line, size, writes, ".nc." in name, atomic))
         return self._sites[-1]
+
+    def _by_buffer(self, space, chosen, addresses):
+        """Yield the chosen threads, their numbers and addresses: all, unless these are in several buffers."""
+        lanes = self._all[chosen]
+        while lanes.size and (inside := self._apart(space, addresses)) is not None:
+            yield lanes[inside], lanes[inside], addresses[inside]
+            chosen = lanes = lanes[~inside]
+            addresses = addresses[~inside]
+        if lanes.size:
+            yield chosen, lanes, addresses
+
+    def _apart(self, space, addresses):
+        """Return which addresses are in the buffer of the first, or None unless the next one is in another."""
+        buffer = None if space in {"param", "shared"} else self.space.find(int(addresses[0]))
+        if buffer is None:
+            return None
+        inside = (addresses >= buffer.pointer) & (addresses < buffer.pointer + buffer.size)
+        return None if inside.all() or self.space.find(int(addresses[~inside][0])) is None else inside
 
     def _locate(self, site, space, addresses):
         """Return the buffer that holds all these accesses, and their offsets, or raise."""
@@ -294,7 +310,7 @@ class Machine:
         _, space, operation, suffix = instruction.parts
         d, address, b = instruction.operands
         d, b, where = self._registers.read(d, suffix), self._registers.read(b, suffix), self._address(address)
-        function = {"min": np.minimum, "max": np.maximum, "add": np.add}[operation]
+        function = {"min": np.minimum, "max": np.maximum, "add": np.add, "and": np.bitwise_and}[operation]
         site = self._site(instruction, size_of(suffix), writes=True, atomic=True)
 
         def run(mask):
