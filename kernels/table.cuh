@@ -39,9 +39,9 @@ template <class Row, u32 ROWS>
 struct TableOf {
     Row at[ROWS];
 
-    // Returns the segment that has chunk `i` of the launch.
-    __device__ __forceinline__ u32 find(u32 i, u32 segments) const {
-        u32 low = 0, high = segments;
+    // Returns the row that has number `i`, of those from `low` on and before `end`: the last that starts there or before.
+    __device__ __forceinline__ u32 find(u32 i, u32 end, u32 low = 0) const {
+        u32 high = end;
 #pragma unroll 1
         while (high - low > 1) {
             const u32 middle = (low + high) / 2;

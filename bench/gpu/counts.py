@@ -27,6 +27,7 @@ ARCHITECTURES = {**{name: (name,) for name in CUBINS}, HOLES: ("sm_90", "-DFASTR
 MEASURES = ("sass", "ptx")
 TOLERANCE = 0.02
 ROW = 2048  # bytes of a piece that the counted gather copies
+PIECE = 4096  # bytes of a piece of the counted block of paged memory
 INTERPRETED = "sm_90"
 
 
@@ -111,11 +112,16 @@ def _launch(text, kernel, chunks):
 
     gpu, (what, bits) = PtxGpu(text), kernel.split("_")
     runs, plain, key, nonce = ByteRuns(gpu), os.urandom(chunks * CHUNK_SIZE), os.urandom(int(bits) // 8), os.urandom(12)
-    state, sealed = runs.prepare(key, nonce), known.seal(key, nonce, plain)[: chunks * SEALED_CHUNK_SIZE]
+    state, whole = runs.prepare(key, nonce), known.seal(key, nonce, plain)
+    sealed, pieces = whole[: chunks * SEALED_CHUNK_SIZE], [PIECE] * (len(plain) // PIECE)
     if what in {"open", "small"}:
         right = (runs.open_run if what == "open" else runs.small_run)(state, sealed) == (None, plain)
     elif what == "seal":
         right = runs.seal_run(state, plain, ends=False) == sealed
+    elif what == "keep":
+        right = runs.keep_run(state, plain, pieces) == whole
+    elif what == "restore":
+        right = runs.restore_run(state, whole, pieces) == (None, True, plain)
     elif what == "widen":  # of the formats that models have, with a scale for each row
         how = Scaling(bytes(4 * len(plain) // ROW), "F32", "F8_E4M3", ROW, 1, ROW)
         right = runs.widen_run(state, sealed, how)[0] is None

@@ -61,7 +61,7 @@ def check(gpu, sizes=SIZES, blocks=(1, 3), columns=(64, 63)):
     for bits in (128, 256):
         for number, size in enumerate(sizes):
             done += _random(runs, bits, size, number % 16, blocks[number % len(blocks)])
-        done += _wrapped(runs, bits)
+        done += _wrapped(runs, bits) + _paged(runs, bits, blocks[-1])
         done += sum(_widened(runs, bits, values, each) for values in FORMATS for each in columns)
     return done
 
@@ -116,6 +116,19 @@ def _wrapped(runs, bits):
     pieces = GatherPlan(np.array([0]), np.array([0, 1]), np.array([[5, 0, 100]]))
     _expect(f"{case}, altered, to gather", runs.pick(state, sealed, pieces, 700, 100, **wrong), (0, bytes(100)))
     return 5
+
+
+def _paged(runs, bits, blocks):
+    """A block of pieces that chunks cross, sealed from there and opened into there, and one that was altered."""
+    sizes = [4096, 16, 18432, 10224]  # twice the bytes of a chunk, so that the last one is empty
+    key, nonce, plain = os.urandom(bits // 8), os.urandom(12), os.urandom(sum(sizes))
+    sealed, state, case = seal(key, nonce, plain), runs.prepare(key, nonce), f"AES-{bits}, a block of paged memory"
+    _expect(f"{case}, sealed", runs.keep_run(state, plain, sizes, blocks=blocks), sealed)
+    _expect(f"{case}, opened", runs.restore_run(state, sealed, sizes, blocks=blocks), (None, True, plain))
+    wrong = bytes([sealed[0] ^ 1, *sealed[1:]])
+    expected = 0, False, bytes(CHUNK_SIZE) + plain[CHUNK_SIZE:]
+    _expect(f"{case}, altered", runs.restore_run(state, wrong, sizes, blocks=blocks), expected)
+    return 3
 
 
 def _widened(runs, bits, values, columns):

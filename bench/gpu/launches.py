@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate, pairwise
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -13,8 +14,10 @@ from bench.gpu.gpu import WrongResultError
 from fastrack._crypto.base import HostMemory
 from fastrack._crypto.cobblestone import chunk_nonce
 from fastrack._devices.cuda.link import KEY_SIZE, LINK_CALL, ROW_SIZE, STATE_SIZE
+from fastrack._devices.cuda.paged_table import paged_launches
 from fastrack._devices.cuda.table import TableSegment, pack_table, widening_of
-from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
+from fastrack._devices.pages import PagedBlock, Piece
+from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, ciphertext_size
 
 GOOD = 2**64 - 1
 CALL = 1
@@ -203,6 +206,46 @@ class ByteRuns:
         found = self._gather(f"pick_{state.bits}", keys, packed, pieces, (total, result_size), blocks, offset)
         kept.content()
         return found
+
+    def keep_run(self, state, plain, sizes, *, blocks=1):
+        """Seal a block of paged memory, whose pieces have these sizes."""
+        arrays, launch = self._paged(sizes, plain)
+        target, words, told = self._fenced(ciphertext_size(len(plain))), self._words(), self._fenced(TOLD_SIZE)
+        states = self._state(state)
+        arguments = (states.pointer, 0, target.pointer, launch.count, words.pointer, TICKET, told.pointer)
+        self._launches.gpu.launch(f"keep_{state.bits}", blocks, arguments, self._launches.stream, launch.table)
+        lowest = _verdict(words, TICKET)
+        if np.frombuffer(told.content(), np.uint64).tolist() != [TICKET, GOOD if lowest is None else lowest]:
+            raise WrongResultError("a kernel told another verdict than it left")
+        if b"".join(array.content()[-size:] for array, size in zip(arrays, sizes, strict=True)) != plain:
+            raise WrongResultError("a kernel wrote into what it was to seal")
+        return target.content() if lowest is None else lowest
+
+    def restore_run(self, state, sealed, sizes, *, blocks=1):
+        """Open a block of paged memory: the lowest bad number or None, whether its bit stayed, and the plaintext."""
+        arrays, launch = self._paged(sizes)
+        states, source, words = self._state(state), self._fenced(len(sealed), sealed), self._words()
+        good = self._fenced(4, b"\xff" * 4)
+        arguments = (states.pointer, 0, source.pointer, launch.count, words.pointer, TICKET, good.pointer)
+        self._launches.gpu.launch(f"restore_{state.bits}", blocks, arguments, self._launches.stream, launch.table)
+        halves = [
+            (found[:size], found[size:]) for found, size in zip([a.content() for a in arrays], sizes, strict=True)
+        ]
+        if any(other.strip(bytes([_GUARD])) for other, _ in halves):
+            raise WrongResultError("a kernel wrote into another block")
+        (bits,) = np.frombuffer(good.content(), np.uint32).tolist()
+        if bits | 1 != 2**32 - 1:
+            raise WrongResultError("a kernel cleared the bit of another message")
+        return _verdict(words, TICKET), bits & 1 == 1, b"".join(plain for _, plain in halves)
+
+    def _paged(self, sizes, plain=None):
+        """Make arrays of two blocks, of which the second may hold a plaintext, and return them with its launch."""
+        starts = [0, *accumulate(sizes)]
+        contents = [None if plain is None else bytes(b - a) + plain[a:b] for a, b in pairwise(starts)]
+        arrays = [self._fenced(2 * size, content) for size, content in zip(sizes, contents, strict=True)]
+        pieces = [Piece(array.pointer, size, size) for array, size in zip(arrays, sizes, strict=True)]
+        (launch,) = paged_launches([pieces], [PagedBlock(0, 1)], 0, [0])
+        return arrays, launch
 
     def _gather(self, kernel, keys, packed, pieces, sizes, blocks, offset, plan_verdict=GOOD):
         target, words = self._fenced(sizes[1], offset=offset), self._words(plan=plan_verdict, ticket=TICKET)

@@ -122,8 +122,8 @@ def test_a_training_loop_is_fed_in_three_ways():
 
 # Where what a kernel writes stands among the arguments, and the size of the plaintext: both in the table to open.
 OPENING = "open", "gather", "small", "pick"
-TARGETS = {**{kernel: SCALARS[kernel] for kernel in OPENING}, "seal": 3}
-SIZES = {**{kernel: SCALARS[kernel] + 2 for kernel in OPENING}, "seal": 6}
+TARGETS = {**{kernel: SCALARS[kernel] for kernel in OPENING}, "seal": 3, "keep": 2}
+SIZES = {**{kernel: SCALARS[kernel] + 2 for kernel in OPENING}, "seal": 6, "keep": 2}
 
 
 def test_a_kernel_that_is_wrong_is_found(gpu, monkeypatch):

@@ -120,7 +120,7 @@ def test_first_contact_goes_through_all_its_steps(run, tmp_path):
     names += ["link", "latency", "kernels", "instruction rates"]
     assert list(steps) == names
     assert {step["outcome"] for name, step in steps.items() if name not in names[:2]} == {"done"}
-    assert steps["known answers"]["found"] == line["found"]["known answers"] == 158
+    assert steps["known answers"]["found"] == line["found"]["known answers"] == 164
     assert set(line["latency, us"]) == {"to_device, sealed 1000 B", "to_device, sealed 80 KiB"}
 
 

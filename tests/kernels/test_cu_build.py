@@ -140,6 +140,7 @@ def test_the_sizes_are_plain_numbers_and_the_shared_memory_fits_a_multiprocessor
     sizes = constants(SOURCE)
     names = {"THREADS", "STATE_BYTES", "SHARED_BYTES", "GATHER_SHARED_BYTES", "KEY_BYTES", "SEGMENT_BYTES", "SEGMENTS"}
     names |= {"WIDENING_BYTES", "WIDENINGS", "SMALL_SHARED_BYTES", "PICK_SHARED_BYTES", "ROW_BYTES", "VERDICT_BYTES"}
+    names |= {"PAGED_BYTES", "PAGED_PIECES", "PAGED_BLOCKS", "PAGED_PARTS"}
     assert set(sizes) == names
     assert sizes["STATE_BYTES"] % 16 == 0
     assert sizes["THREADS"] == 512

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "kernels"
 TESTS = ROOT / "tests"
 # What `--wide` runs: all that runs the kernels on the shim.
-_NAMES = ("ghash", "chunks", "gather", "prepare", "segments", "vectors", "wrapped")
+_NAMES = ("cache", "ghash", "chunks", "gather", "prepare", "segments", "vectors", "wrapped")
 WIDE = tuple(f"kernels/test_cu_{name}.py" for name in _NAMES)
 FORK = multiprocessing.get_context("fork")
 # A process that starts while another does would keep a pipe of it open, and its end would go unnoticed. One that starts

@@ -24,6 +24,7 @@ FAULTS = [mutant.name for mutant in MUTANTS if THIS in mutant.tests]
 def check(gpu):
     runs = ByteRuns(gpu)
     known._random(runs, 256, known.CHUNK_SIZE + 4321, 8, 1)
+    known._paged(runs, 256, 1)
     key, nonce, plain = os.urandom(32), os.urandom(12), os.urandom(known.CHUNK_SIZE + 9)
     sealed, state = known.seal(key, nonce, plain), runs.prepare(key, nonce)
     known._expect("a short chunk, sealed", runs.seal_run(state, plain[:9]), known.seal(key, nonce, plain[:9]))

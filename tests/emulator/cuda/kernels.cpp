@@ -83,14 +83,15 @@ void run_in_shim(const Kernel& kernel, void* function, const Values& values, Gri
 void leave_ticket(const Kernel& kernel, const Values& values) {
     const std::string kind = kernel.name.substr(0, kernel.name.find('_'));
     const bool keys = kind == "small" || kind == "pick" || kind == "seal";
-    if (!keys && kind != "open" && kind != "gather" && kind != "widen") return;
+    const bool paged = kind == "keep" || kind == "restore";
+    if (!keys && !paged && kind != "open" && kind != "gather" && kind != "widen") return;
     const std::uint64_t* words = reinterpret_cast<const std::uint64_t*>(values.data());
-    const std::size_t place = keys ? 7 : 5;
+    const std::size_t place = keys ? 7 : paged ? 4 : 5;
     std::uint64_t* verdict = reinterpret_cast<std::uint64_t*>(words[place]);
     const std::uint64_t ticket = words[place + 1], plan = std::uint64_t{1} << 63;
     verdict[2] = ticket & ~plan;
     if (ticket & plan) verdict[4] = verdict[2];
-    if (kind != "seal") return;
+    if (kind != "seal" && kind != "keep") return;
     std::uint64_t* told = reinterpret_cast<std::uint64_t*>(words[place + 2]);
     told[0] = verdict[2];
     told[1] = verdict[0];

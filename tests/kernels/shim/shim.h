@@ -105,6 +105,7 @@ inline void* __cvta_shared_to_generic(unsigned long address) { return shim_share
 inline void atomicMin(unsigned long long* address, unsigned long long value) {
     if (value < *address) *address = value;
 }
+inline void atomicAnd(unsigned* address, unsigned value) { *address &= value; }
 inline unsigned long long atomicAdd(unsigned long long* address, unsigned long long value) {
     const unsigned long long before = *address;
     *address = before + value;
