@@ -1,5 +1,6 @@
 """Test fastrack with the real CuPy on the emulator: results, order, calls and faults."""
 
+import json
 import lzma
 import shutil
 from itertools import pairwise
@@ -107,6 +108,19 @@ class TestResults:
     def test_transfers_arrive_on_per_thread_default_streams(self):
         chosen = "TestNonBlocking or (TestOut and fill) or TestToHost"
         run_gpu_tests(TRANSFERS, "cuda:0", chosen, CUPY_CUDA_PER_THREAD_DEFAULT_STREAM="1", EMU_DELAY="200")
+
+
+class TestPagedMemory:
+    @pytest.mark.parametrize("mode", ["0", "1"])
+    @pytest.mark.parametrize(
+        ("first", "step"), [(5, 7), *(pytest.param(place, 4, marks=pytest.mark.nightly) for place in range(4))]
+    )
+    def test_blocks_of_all_layouts_and_ranks_are_stored_and_loaded_and_bad_ones_missed(self, mode, first, step):
+        done = start("emulator.kv_cases", str(first), str(step), EMU_CONFIDENTIAL=mode)
+        assert done.returncode == 0, done.stderr[-3000:]
+        found = json.loads(done.stdout.splitlines()[-1])
+        assert (found["wrong"], found["violations"]) == ({}, 0)
+        assert found["cases"] >= 60
 
 
 @pytest.fixture(scope="module")
