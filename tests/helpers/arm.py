@@ -15,12 +15,10 @@ import numpy as np
 from helpers.llvm import binding, ir  # first, as it skips tests where there is no llvmlite
 
 # isort: split
+from fastrack._crypto import isa, message_keys, vector
 from fastrack._crypto.base import KeySchedule, check_buffers
 from fastrack._crypto.cobblestone import DERIVED_SIZE, chunks_between
-from fastrack._crypto.isa import INSTRUCTION_SETS
-from fastrack._crypto.message_keys import check_rows
 from fastrack._crypto.native import gcm_ir, gcm_ranges, gcm_reencrypt, hkdf_ir
-from fastrack._crypto.vector import derivation_table
 from fastrack.errors import ClosedError
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 
@@ -60,9 +58,9 @@ def compile_module(module, cpu):
 def make_module():
     """Make a module of all functions of the form."""
     module = ir.Module()
-    functions = [gcm_ir.stack_wiper(module), hkdf_ir.derive_function(module, INSTRUCTION_SETS["armv8"])]
+    functions = [gcm_ir.stack_wiper(module), hkdf_ir.derive_function(module, isa.INSTRUCTION_SETS["armv8"])]
     for bits in (128, 256):
-        variant = gcm_ir.Variant(bits, INSTRUCTION_SETS["armv8"])
+        variant = gcm_ir.Variant(bits, isa.INSTRUCTION_SETS["armv8"])
         functions.append(gcm_ir.chunk_function(module, variant, "expand_key"))
         functions += [build(module, variant, name) for name, build in RUNS.items()]
     for function in functions:
@@ -157,12 +155,12 @@ class EmulatedEngine:
         self._calls = 0
 
     def derive_keys(self, secret, headers, contexts, rows, target):
-        check_rows(rows, target)
+        message_keys.check_rows(rows, target)
         bad = None
         for start in range(0, len(rows), MESSAGES):
             part = slice(start, start + MESSAGES)
             count = len(rows[part])
-            text, table = derivation_table(secret, headers[part], contexts[part], range(count))
+            text, table = vector.derivation_table(secret, headers[part], contexts[part], range(count))
             answer = derive(self._harness, secret, text, table, count, at_end=bool(self._calls % 2))
             self._calls += 1
             for index, row in enumerate(rows[part]):

@@ -6,7 +6,7 @@ import numpy as np
 
 import fastrack
 from fastrack import Channel, Key
-from fastrack._devices.cuda.device import CudaDevice
+from fastrack._devices.cuda import device
 from helpers.cuda_rig import MULTIPROCESSORS
 from helpers.fake_cuda import FakeArray, FakeDriver
 from helpers.limits import limited
@@ -72,7 +72,7 @@ def counted(name, mode="confidential"):
     """Return the calls of the driver, and the bytes that were moved, of the second of two equal calls."""
     driver = CountingDriver(mode)
     never = float("inf")  # else a verdict that is not asked for is due in time
-    with limited(verdicts_read=never), Channel._from_device(CudaDevice(driver), keys=KEY) as channel:
+    with limited(verdicts_read=never), Channel._from_device(device.CudaDevice(driver), keys=KEY) as channel:
         action = ACTIONS[name](channel, driver)
         action()
         driver.finish()

@@ -10,8 +10,7 @@ import pytest
 
 from fastrack import Channel
 from fastrack._devices.cpu import CpuDevice
-from fastrack._devices.cuda import buffers
-from fastrack._devices.cuda.device import CudaDevice
+from fastrack._devices.cuda import buffers, device
 from fastrack._devices.cuda.driver import View
 from fastrack._tensors import arrays, dtypes
 from fastrack.format import CHUNK_SIZE
@@ -31,7 +30,7 @@ def in_confidential_mode(*marks):
     return [pytest.param(cuda_channel, id="confidential", marks=marks), held]
 
 
-class HostArrayDevice(CudaDevice):
+class HostArrayDevice(device.CudaDevice):
     """`meddle` of a `Gate` keeps the caller's stream busy until that is opened. `begun` has all operations."""
 
     max_slab_size = 32 * CHUNK_SIZE

@@ -6,16 +6,16 @@ from concurrent.futures import Future
 import numpy as np
 
 from fastrack import Channel, Key
-from fastrack._crypto.base import HostMemory, Messages
-from fastrack._crypto.cobblestone import MessageKey, iter_segments, segment_size
-from fastrack._crypto.engine import get_engine
-from fastrack._crypto.gather import GatherPlan
-from fastrack._crypto.message_keys import MessageKeys
+from fastrack._crypto import base, cobblestone
 from fastrack._devices.base import Segment, Slab
 from fastrack._devices.cuda.buffers import MessageState
 from fastrack._devices.cuda.device import CudaDevice
+from fastrack._transfer.channel import Recorder, Transfer
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, ciphertext_size
+from helpers import engines
 from helpers.fake_cuda import FakeArray, FakeDriver
+from helpers.messages import messages_of, raw_key
+from helpers.runs import as_pieces
 
 MULTIPROCESSORS = 132  # of an H100
 PLAN = 4096  # bytes of a slot that are left for the plan of a gather
@@ -30,11 +30,11 @@ class Message:
         self.nonce = random.bytes(12)
         self.plain = random.integers(0, 256, nbytes, np.uint8)
         self.sealed = np.empty(ciphertext_size(nbytes), np.uint8)
-        host = get_engine("openssl")
+        host = engines.make("openssl")
         host.seal_run(host.expand_key(self.key()), self.plain, self.sealed, 0)
 
     def key(self):
-        return MessageKey.raw(self.secret, self.nonce)
+        return raw_key(self.secret, self.nonce)
 
     def spoilt(self, *chunks):
         """The same with the last byte of these chunks' tags changed, and zeros in their places of what it says."""
@@ -45,9 +45,22 @@ class Message:
         return self
 
 
-class SmallDevice(CudaDevice):
-    max_slab_size = 4 * CHUNK_SIZE
-    first_slab_size = 2 * CHUNK_SIZE
+def sized(most, first):
+    """Make a class of CUDA devices whose slabs have at most `most` chunks, the first one `first`."""
+
+    class SmallDevice(CudaDevice):
+        max_slab_size = most * CHUNK_SIZE
+        first_slab_size = first * CHUNK_SIZE
+
+    return SmallDevice
+
+
+def device_of(driver):
+    """Make a CUDA device over a driver."""
+    return CudaDevice(driver)
+
+
+SmallDevice = sized(most=4, first=2)
 
 
 class Opened:
@@ -118,7 +131,7 @@ class Rig:
         return self.begin_message(message.key(), self.device.view(array, writable=writable), message.plain.size)
 
     def begin_message(self, key, view, nbytes=0):
-        return Work(self.device, Messages(MessageKeys.of([key]), [nbytes], [view], *([None] for _ in range(4))))
+        return Work(self.device, messages_of([key], [nbytes], [view]))
 
     def open(self, message, array):
         """Open a message into an array, and end the work."""
@@ -157,8 +170,9 @@ class Rig:
 
     def slabs(self, message):
         size = message.plain.size
-        for first, extent in iter_segments(size, self.chunks * CHUNK_SIZE):
-            yield Segment(0, first, first * CHUNK_SIZE, first * CHUNK_SIZE + extent, segment_size(first, extent, size))
+        for first, extent in cobblestone.iter_segments(size, self.chunks * CHUNK_SIZE):
+            start, sealed = first * CHUNK_SIZE, cobblestone.segment_size(first, extent, size)
+            yield Segment(0, first, start, start + extent, sealed)
 
     def _ended(self, work, use, *arguments):
         try:
@@ -242,10 +256,10 @@ class Work:
         if np.shares_memory(sealed, slot.memory):
             self.messages.sealed[0] = None
         elif segment.plan is not None:
-            self.messages.sealed[0] = HostMemory.of(sealed)
+            self.messages.sealed[0] = base.HostMemory.of(sealed)
         else:
             start = segment.first_chunk * SEALED_CHUNK_SIZE
-            self.messages.sealed[0] = HostMemory(sealed.ctypes.data - start, start + sealed.size, sealed)
+            self.messages.sealed[0] = base.HostMemory(sealed.ctypes.data - start, start + sealed.size, sealed)
 
 
 def cut(pieces, nbytes, limit):
@@ -254,12 +268,31 @@ def cut(pieces, nbytes, limit):
     for start in range(0, pieces.chunks.size, limit):
         stop = min(start + limit, pieces.chunks.size)
         bounds = pieces.starts[start : stop + 1]
-        part = GatherPlan(pieces.chunks[start:stop], bounds - bounds[0], pieces.table[bounds[0] : bounds[-1]])
+        part = as_pieces(pieces.chunks[start:stop], bounds - bounds[0], pieces.table[bounds[0] : bounds[-1]])
         yield Segment(0, 0, 0, nbytes, int(sizes[start:stop].sum()), 0, part)
 
 
+def move(channel, messages, stage="open", **options):
+    """Move messages as a call of a channel does, but for what it makes of arrays. Return the operation."""
+    record = Transfer(Recorder(), len(messages), sum(messages.nbytes), "to_device", None)
+    return channel._move(messages, record, stage, **options)
+
+
+def begin(device, message, array, *, sealed=None, writable=True):
+    """Begin the work of one message as a channel does. Its chunks are those of the message, or lie in `sealed`."""
+    view = device.view(array, writable=writable)
+    sealed = message.sealed if sealed is None else sealed
+    return device.begin(messages_of([message.key()], [message.plain.size], [view], sealed=[sealed]))
+
+
+def whole(message):
+    """Return the slab of a message of one chunk."""
+    size, sealed = message.plain.size, message.sealed.size
+    return Slab([Segment(0, 0, 0, size, sealed)], sealed)
+
+
 MESSAGE = Message(5 * CHUNK_SIZE + 77)
-PIECES = GatherPlan(np.array([0, 2, 3, 5]), np.arange(5), np.array([[0, 50 * n, 50] for n in range(4)]))
+PIECES = as_pieces([0, 2, 3, 5], range(5), [[0, 50 * n, 50] for n in range(4)])
 
 
 def opened(rig):

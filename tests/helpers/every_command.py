@@ -16,6 +16,7 @@ from fastrack.attest._broker.ledger import Ledger
 from fastrack.grants import Verifier
 from fastrack.providers import WrappedKey
 from helpers import local_machine
+from helpers.commands import application, whole
 from helpers.foundry.machine import Machine, policy
 from helpers.profiles import STAGES, document
 from helpers.vendor_services import VendorServices
@@ -106,15 +107,13 @@ FAILING = {
 @functools.cache
 def every_command():
     """Return the commands by their words."""
-    from fastrack._cli.app import app
-    from fastrack._cli.program import whole
 
     def leaves(command, *names):
         members = getattr(whole(command), "commands", {})
         found = {leaf: each for name in members for leaf, each in leaves(members[name], *names, name).items()}
         return found or {" ".join(names): command}
 
-    return leaves(get_command(app))
+    return leaves(get_command(application()))
 
 
 def machine(patch):

@@ -28,10 +28,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fastrack._devices.cuda import commands as numbers
+from fastrack._devices.cuda import cupy_driver, nvrtc
 from fastrack._devices.cuda.commands import POLL, REQUIRE_IDLE, SYNCHRONIZE, TIMESTAMP, Function
-from fastrack._devices.cuda.cupy_driver import _device_error
 from fastrack._devices.cuda.driver import PageLockedMemoryError, View
-from fastrack._devices.cuda.nvrtc import KERNELS
 from fastrack._tensors import dtypes
 from fastrack.errors import DeviceError
 from fastrack.format import SEALED_CHUNK_SIZE
@@ -59,7 +58,7 @@ class FakeDriver:
         self.multiprocessors = multiprocessors
         self.confidential = mode in {"serial", *CONFIDENTIAL}
         self.copy_speeds = None
-        self.functions = {name: Function(number, 512, 66400) for number, name in enumerate(KERNELS)}
+        self.functions = {name: Function(number, 512, 66400) for number, name in enumerate(nvrtc.KERNELS)}
         self.mode = mode
         self._has_threads = mode in {"threads", *CONFIDENTIAL}
         self._bridge = _Bridge()
@@ -181,7 +180,7 @@ class FakeDriver:
 
     def launch(self, function, blocks, threads, shared, stream, *arguments):
         self._enter("launch")
-        kernel = KERNELS[function]
+        kernel = nvrtc.KERNELS[function]
         self.launches.append((kernel, blocks, arguments))
         if blocks < 1 or min(arguments[:5]) < 0 or (threads, shared) != (512, 66400):
             self.violations.append(f"launched {kernel} with {blocks} blocks and {arguments}")
@@ -341,7 +340,7 @@ class FakeDriver:
         with self._changed:
             assert os.getpid() == self._process, f"{operation} in a forked child"
             if not self.ready:
-                raise _device_error(self.name, _NotReadyError())
+                raise cupy_driver._device_error(self.name, _NotReadyError())
             self.calls[operation] += 1
             self._since += 1
             if self._fail_at is not None and (

@@ -130,7 +130,7 @@ class Host:
         target = Fenced(size_of(sealed), offset)
         words = verdict_words(verdict)
         source = read_only(Fenced.holding(sealed, 16))
-        table = table_of(TableSegment(target.data.ctypes.data, first, size or size_of(sealed), count, 0, 0))
+        table = table_at(target.data, first, size or size_of(sealed), count)
         arguments = (state.data, 0, source, count, 1, words.data, TICKET, table)
         self.launch(f"open_{state.bits}", *arguments, grid=blocks)
         assert target.stands
@@ -187,7 +187,7 @@ class Host:
         What no piece names keeps the 0xA5 that it held before.
         """
         target = Fenced(result_size, offset)
-        table = table_of(TableSegment(target.data.ctypes.data, 0, total, result_size, 0, 0))
+        table = table_at(target.data, 0, total, result_size)
         count, source = len(pieces.chunks), read_only(Fenced.holding(packed, 16))
         words = self._gather(state.bits, (state.data, 0, source, count, 1), pieces, table, plan_verdict, blocks)
         assert target.stands
@@ -315,6 +315,11 @@ def pack_nest(parts):
 def table_of(*segments, widenings=()):
     """A table of segments, which no kernel may write."""
     return read_only(Fenced.holding(pack_table(segments, widenings), 16))
+
+
+def table_at(memory, name, size, count):
+    """Make a table of one segment, at the first byte of this memory."""
+    return table_of(TableSegment(memory.ctypes.data, name, size, count, 0, 0))
 
 
 def read_only(fenced):

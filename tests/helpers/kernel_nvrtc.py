@@ -6,8 +6,10 @@ import ctypes
 import os
 from pathlib import Path
 
-from fastrack._devices.cuda import cubins
-from fastrack._devices.cuda.cubins import NAME, OPTIONS
+from fastrack._devices.cuda import cubins, nvrtc
+
+OPTIONS = cubins.OPTIONS
+KERNELS = nvrtc.KERNELS
 
 
 class Nvrtc(cubins.Nvrtc):
@@ -39,7 +41,7 @@ def find_libraries():
     """Paths of libnvrtc: that of the installed wheel, then those in the folders that FASTRACK_NVRTC names."""
     folders = filter(None, os.environ.get("FASTRACK_NVRTC", "").split(os.pathsep))
     named = (path for folder in folders for path in sorted(Path(folder).rglob("libnvrtc.so.*")))
-    return [*cubins.find_libraries(), *(path for path in named if NAME.search(path.name))]
+    return [*cubins.find_libraries(), *(path for path in named if cubins.NAME.search(path.name))]
 
 
 def version_of(path):

@@ -16,10 +16,9 @@ def needs_compiler():
 def build(functions, forms=()):
     """Compile functions that `compiler.compiled` made, which call those of some forms, and return their module."""
     needs_compiler()
-    from fastrack._crypto.native.build import load_here, make_object_of
-    from fastrack._crypto.native.compiler import host_target
+    from fastrack._crypto.native import build, compiler
 
-    return load_here(make_object_of(functions, list(forms), host_target()))
+    return build.load_here(build.make_object_of(functions, list(forms), compiler.host_target()))
 
 
 def build_form(name, form):

@@ -65,7 +65,7 @@ class RangeServer:
 
     def open_remote(self, name: str) -> RemoteFile:
         """Return a file of the folder as a client has it."""
-        return open_remote(Url(self.url(name)))[0]
+        return open_url(self.url(name))
 
     def count(self, path: str, requested: str | None) -> int:
         with self._lock:
@@ -80,6 +80,11 @@ class RangeServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def open_url(url: str) -> RemoteFile:
+    """Return the file at a URL as a client has it."""
+    return open_remote(Url(url))[0]
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -3,11 +3,10 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from fastrack._crypto.base import HostMemory, Messages
-from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.gather import GatherPlan
-from fastrack._crypto.message_keys import MessageKeys
+from fastrack._sealed.indexing import plan_rows
 from helpers.buffers import Fenced, as_array
+from helpers.messages import messages_of, raw_key
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 
 
@@ -16,8 +15,8 @@ class Runs:
 
     def __init__(self, engine, key, nonce=bytes(12)):
         self.engine = engine
-        self.keys = MessageKeys.of([MessageKey.raw(key, nonce)])
-        self.schedule = engine.expand_key(MessageKey.raw(key, nonce))
+        self.key = raw_key(key, nonce)
+        self.schedule = engine.expand_key(raw_key(key, nonce))
 
     def seal(self, plain, first=0, *, ends=True, offset=0):
         """Seal; `ends` adds the empty last chunk where the message needs one."""
@@ -42,10 +41,8 @@ class Runs:
     def pass_through(self, plain, *, offset=0):
         """Seal every chunk and open it from there; gives the first bad chunk and the bytes that came out."""
         source, target = Fenced.holding(plain, offset), Fenced(len(plain), 63 - offset)
-        source_memory, memory = HostMemory.of(source.data), HostMemory.of(target.data, writable=True)
-        bad = self.engine.open_jobs(
-            Messages(self.keys, [len(plain)], [memory], [None], [source_memory], [None], [None])
-        )
+        messages = messages_of([self.key], [len(plain)], [target.data], plain=[source.data])
+        bad = self.engine.open_jobs(messages)
         assert target.stands
         assert source.data.tobytes() == bytes(plain)
         return None if bad is None else bad[1], target.data.tobytes()
@@ -73,6 +70,11 @@ def plan(ranges):
     rows = [row for chunk in table.values() for row in chunk]
     starts = np.cumsum([0, *map(len, table.values())], dtype=np.int64)
     return GatherPlan(np.array(list(table), np.int64), starts, np.array(rows, np.int64).reshape(-1, 3)), size
+
+
+def plan_of_rows(rows, shape, nbytes):
+    """Plan the gather of rows of an array, which lies in so many bytes, as a sealed tensor does."""
+    return plan_rows(rows, shape, nbytes)
 
 
 def as_pieces(chunks, starts, table):

@@ -14,15 +14,13 @@ from pathlib import Path
 from llvmlite import ir
 
 from fastrack._crypto.isa import INSTRUCTION_SETS, InstructionSet
-from fastrack._crypto.native import gcm_ir, gcm_widen
-from fastrack._crypto.native.build import functions_of_isa, link, make_object_of
-from fastrack._crypto.native.compiler import TARGETS, compiled_with_lock
+from fastrack._crypto.native import build, compiler, gcm_ir, gcm_widen
 from fastrack._crypto.native.intrinsics import at, put
 from fastrack._crypto.native.kernels_chunks import Array
 from fastrack._crypto.native.llvm import I64
 
 WIDE = "vaes-512-on-128"  # the code of the widest form, on instructions that valgrind emulates
-_TARGET = TARGETS["x86_64"]
+_TARGET = compiler.TARGETS["x86_64"]
 _MAKE_DEFINED = ord("M") << 24 | ord("C") << 16 | 2  # VG_USERREQ__MAKE_MEM_DEFINED of valgrind/memcheck.h
 _same, _tag = gcm_ir._Chunk.same, gcm_ir._Chunk.tag
 
@@ -33,10 +31,10 @@ def main(path: Path) -> None:
         gcm_ir._Chunk.same = _show_same
         gcm_widen.has_tables, gcm_widen.permute = lambda isa: isa.width == 64, _select
         forms[WIDE] = InstructionSet("x86", 64, 16)
-        _make(path, {name: functions_of_isa(name, form) for name, form in forms.items()}, forms)
+        _make(path, {name: build.functions_of_isa(name, form) for name, form in forms.items()}, forms)
     elif path.name == "leaky.so":
         gcm_ir._Chunk.tag = _branch_on_tag
-        functions = functions_of_isa("aesni", forms["aesni"])
+        functions = build.functions_of_isa("aesni", forms["aesni"])
         names = "expand_key_aesni", "seal_run_aesni", "open_run_aesni"
         _make(path, {"aesni": {name: functions[name] for name in names}}, forms)
     else:
@@ -45,7 +43,7 @@ def main(path: Path) -> None:
 
 def _make(path: Path, functions: dict, forms: dict[str, InstructionSet]) -> None:
     together = {name: function for each in functions.values() for name, function in each.items()}
-    link(make_object_of(together, list(forms.values()), _TARGET, name="_native", doc="{}"), _TARGET, path)
+    build.link(build.make_object_of(together, list(forms.values()), _TARGET, name="_native", doc="{}"), _TARGET, path)
 
 
 def _show_same(self, left, right):
@@ -82,13 +80,13 @@ def _branch_on_tag(self, size, number=0):
     return tag
 
 
-@compiled_with_lock
+@compiler.compiled_with_lock
 def branch(secret: Array, target: Array) -> None:
     if at(secret, 0) & 1:
         put(target, 0, 1)
 
 
-@compiled_with_lock
+@compiler.compiled_with_lock
 def look_up(secret: Array, target: Array) -> None:
     put(target, 0, at(target, at(secret, 0) & 1))
 

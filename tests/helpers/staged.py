@@ -9,8 +9,7 @@ import numpy as np
 
 from fastrack import Channel, DeviceError
 from fastrack._crypto.gather import GatherPlan
-from fastrack._devices.base import BadChunk
-from fastrack._devices.cpu import CpuDevice
+from fastrack._devices import base, cpu
 from fastrack._tensors import arrays
 from fastrack._util.fork import register_fork_reset
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
@@ -23,7 +22,7 @@ def staged_channel(*, threads=None, **options):
     return Channel._from_device(StagedDevice(threads), threads=threads, **options)
 
 
-class StagedDevice(CpuDevice):
+class StagedDevice(cpu.CpuDevice):
     """Its arrays are NumPy's and torch's, its cipher is the host's; what differs is how it gets its work.
 
     `meddle(kind, slab)` is called on its thread before each piece of work: it may wait, and a `DeviceError` that it
@@ -239,13 +238,13 @@ class Opener:
         sealed = memory[offset : offset + size]
         if plan is None:
             bad = self._engine.open_run(schedule, sealed, target[start:stop], first)
-            return [] if bad is None else [BadChunk(number, bad)]
+            return [] if bad is None else [base.BadChunk(number, bad)]
         found = []
         for place, chunk in enumerate(plan.chunks.tolist()):
             plain = np.empty(min(CHUNK_SIZE, stop - chunk * CHUNK_SIZE), np.uint8)
             here = sealed[place * SEALED_CHUNK_SIZE :][:SEALED_CHUNK_SIZE]
             if self._engine.open_run(schedule, here, plain, chunk) is not None:
-                found.append(BadChunk(number, chunk))
+                found.append(base.BadChunk(number, chunk))
             for begin, there, length in plan.table[plan.starts[place] : plan.starts[place + 1]].tolist():
                 target[there : there + length] = plain[begin : begin + length]
         return found

@@ -20,9 +20,6 @@ import numpy as np
 import fastrack
 from fastrack import attest, tour
 from fastrack._cli.attest.exchange import _describe_document
-from fastrack._files.plain_tensor import PlainTensor
-from fastrack._files.writer import write_sealed
-from fastrack._keys.keyring import KeyRing
 from fastrack._keys.signing import read_unverified_payload
 from fastrack._net.connections import Answer
 from fastrack._net.service import read_refusal
@@ -30,21 +27,16 @@ from fastrack._samples.shard_index import ShardIndex
 from fastrack._sealed.file_header import encode_header
 from fastrack._service.limits import RateLimit
 from fastrack._sets.manifest import PAYLOAD_TYPE, Manifest
+from fastrack.attest import _exchange, _verify_offer
+from fastrack.attest._broker import ledger, service
 from fastrack.attest._broker.app import make_app as make_broker_app
-from fastrack.attest._broker.ledger import Ledger
-from fastrack.attest._broker.service import Broker, Settings
 from fastrack.attest._cpu.event_log import EventLog
-from fastrack.attest._exchange import read_envelopes
 from fastrack.attest._fetch import collateral as fetching
-from fastrack.attest._verify_offer import prove_offer
 from fastrack.grants import Grants, Identity, Signer
-from fastrack.tour._app import make_app as make_desk_app
-from fastrack.tour._documents import Consent
-from fastrack.tour._folder import FILES, verify_files
-from fastrack.tour._messages import pack, read_grants, unpack
-from fastrack.tour._request import VisitRequest
+from fastrack.tour import _app, _documents, _folder, _messages, _request
 from helpers.foundry.authority import NOW
 from helpers.foundry.machine import Machine, policy, roots
+from helpers.sealed_files import write_file
 from helpers.vendor_services import VendorServices, manifest_answer
 
 Make = Callable[[bytes], bytes]
@@ -198,8 +190,9 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder, self.key, self.signer = folder, fastrack.Key.generate(), Signer.generate()
         rules = attest.Policy.from_toml(policy(1))
-        settings = Settings(rules, roots=roots(), clock=lambda: NOW)
-        self.broker = Broker(settings, KeyRing(self.key), self.signer, Ledger(folder / "broker.db"))
+        settings = service.Settings(rules, roots=roots(), clock=lambda: NOW)
+        keys, log = fastrack.KeyRing(self.key), ledger.Ledger(folder / "broker.db")
+        self.broker = service.Broker(settings, keys, self.signer, log)
         self.challenge = attest.Challenge.generate(now=NOW, lifetime=timedelta(days=1))
         self.machine = Machine("tdx", 1, is_small=True)
         self.recipient = Identity.generate("MLKEM768_X25519").recipient
@@ -212,7 +205,7 @@ class World:
             "holder": tour.HolderDesk(self.plan, [self.key], files=["0" * 32], ledger=ledgers[1], **given),
         }
         limit = RateLimit(1e9, 1 << 30)
-        self.apps = {name: partial(make_desk_app, desk, limit=limit) for name, desk in self.desks.items()}
+        self.apps = {name: partial(_app.make_app, desk, limit=limit) for name, desk in self.desks.items()}
         self.apps["broker"] = partial(make_broker_app, self.broker, limit=limit)
         kinds = (_brokers, _machines, _fetches, _desks, _visitors, _files)
         self.places = [place for kind in kinds for place in kind(self)]
@@ -227,20 +220,20 @@ class World:
         proof = replace(proof, collateral=replace(proof.collateral, **cpu))
         return attest.Offer(challenge.id, self.recipient, attest.MachineEvidence(proof, devices)).to_bytes()
 
-    def begin(self, desk: str, **parts: Callable[[VisitRequest], bytes]) -> bytes:
+    def begin(self, desk: str, **parts: Callable[[_request.VisitRequest], bytes]) -> bytes:
         """Make the message of a visitor that a desk has challenged, with other parts, each made for its request."""
         challenge = attest.Challenge.from_bytes(self.desks[desk].ask("challenge"))
         chain = tour.Chain(self.plan)
-        request = VisitRequest.of(chain, (challenge,), self.plan.code, Signer.generate().verifier)
+        request = _request.VisitRequest.of(chain, (challenge,), self.plan.code, Signer.generate().verifier)
         given = {"previous": chain.head, "before": chain.model, "signer": request.signer, "expires": self.plan.expires}
         delegation = tour.Delegation(plan=self.plan.digest, visit=0, attempt=1, key="5" * 32, salt="6" * 64, **given)
         own = {
             "chain": lambda _: chain.to_bytes(),
             "delegation": lambda _: delegation.sign(self.signer).envelope,
             "offer": lambda request: self.offer(request.challenge),
-            "request": VisitRequest.to_bytes,
+            "request": _request.VisitRequest.to_bytes,
         }
-        return pack("begin", **{name: make(request) for name, make in {**own, **parts}.items()})
+        return _messages.pack("begin", **{name: make(request) for name, make in {**own, **parts}.items()})
 
     def behind_plan(self, payload: bytes) -> bytes:
         """Return a chain whose first receipt has a payload."""
@@ -344,7 +337,7 @@ def _machines(world: World) -> list[Place]:
     _fetch(services, attest.Offer.from_bytes(genuine).evidence, kept)
 
     def prove(document: bytes) -> object:
-        return prove_offer(attest.Offer.from_bytes(document), world.challenge, NOW, kept, roots())
+        return _verify_offer.prove_offer(attest.Offer.from_bytes(document), world.challenge, NOW, kept, roots())
 
     slots = (
         *WHOLE,
@@ -362,7 +355,7 @@ def _machines(world: World) -> list[Place]:
         ),
         Place("an event log", EventLog.parse),
         Place("a machine, challenge", attest.Challenge.from_bytes),
-        Place("a machine, grants", read_envelopes, (*WHOLE, ("json", member(grants, "grants")))),
+        Place("a machine, grants", _exchange.read_envelopes, (*WHOLE, ("json", member(grants, "grants")))),
         Place("a machine, refusals", read_refusal),
     ]
 
@@ -447,7 +440,7 @@ def _desks(world: World) -> list[Place]:
         )
         return Place(f"{desk}'s desk, begin", partial(post, apps[desk], "/v1/tour/begin"), slots, 8 << 20)
 
-    finish = ("json", lambda part: pack("finish", chain=world.plan.envelope, manifest=envelope(part)))
+    finish = ("json", lambda part: _messages.pack("finish", chain=world.plan.envelope, manifest=envelope(part)))
     return [
         *map(begin, world.desks),
         *(
@@ -468,20 +461,20 @@ def _visitors(world: World) -> list[Place]:
 
     def verify(document: bytes) -> object:
         contents = [np.frombuffer(base64.b64decode(each), np.uint8) for each in json.loads(document)]
-        return verify_files(dict(zip(FILES, contents, strict=True)), world.signer.verifier)
+        return _folder.verify_files(dict(zip(_folder.FILES, contents, strict=True)), world.signer.verifier)
 
     of_nvflare = (
         ("text", lambda part: files(chain=part)),
         ("json", lambda part: files(chain=world.behind_plan(part))),
         ("json", lambda part: files(chain=world.plan.envelope, manifest=envelope(part))),
     )
-    consent = partial(Consent.from_bytes, signer=world.signer.verifier)
+    consent = partial(_documents.Consent.from_bytes, signer=world.signer.verifier)
     return [
         Place("NVFlare and a folder of a tour", verify, of_nvflare, 8 << 20),
-        Place("a visitor, delegated", partial(unpack, "delegated")),
-        Place("a visitor, consented", partial(unpack, "consented")),
-        Place("a visitor, finished", partial(unpack, "finished")),
-        Place("a visitor, grants", read_grants),
+        Place("a visitor, delegated", partial(_messages.unpack, "delegated")),
+        Place("a visitor, consented", partial(_messages.unpack, "consented")),
+        Place("a visitor, finished", partial(_messages.unpack, "finished")),
+        Place("a visitor, grants", _messages.read_grants),
         Place("a visitor, consent", consent, (*WHOLE, ("json", envelope))),
     ]
 
@@ -496,12 +489,12 @@ def _files(world: World) -> list[Place]:
         return encode_header({}, {"fastrack.version": "1", **ids, "fastrack.tensors": text.decode()})
 
     def index(text: bytes) -> bytes:
-        sealed = {"shards": PlainTensor.of(np.frombuffer(zlib.compress(text), np.uint8))}
-        write_sealed(sealed, world.folder / "index", world.key, frozenset(), {}, None, kind="index", file_id="7" * 32)
+        sealed = {"shards": np.frombuffer(zlib.compress(text), np.uint8)}
+        write_file(sealed, world.folder / "index", world.key, kind="index", file_id="7" * 32)
         return text  # the size of what is inflated counts
 
     def read_index(_: bytes) -> object:
-        return ShardIndex.read(world.folder / "index", KeyRing(world.key))
+        return ShardIndex.read(world.folder / "index", fastrack.KeyRing(world.key))
 
     def manifest(document: bytes) -> object:
         return Manifest.from_bytes(document, owner=world.signer.verifier)

@@ -23,17 +23,15 @@ import torch
 
 import fastrack
 from fastrack import attest, tour
-from fastrack._keys.signing import read_unverified_payload
 from fastrack._util import atomic
 from fastrack.attest import _kinds
 from fastrack.errors import FastrackError
 from fastrack.grants import Grants, Signer
-from fastrack.tour import _owner
-from fastrack.tour._messages import pack, read_grants, unpack, write_grants
-from fastrack.tour._request import VisitRequest
+from fastrack.tour import _messages, _owner, _request
 from helpers import toy_kind
 from helpers.foundry.authority import NOW
 from helpers.leaks import Search
+from helpers.signed import payload_of
 
 NAMES = ("ada", "ben", "cleo")
 MODEL, CHAIN, MANIFEST = "model.safetensors", "tour.chain", "model.safetensors.manifest"
@@ -302,8 +300,8 @@ class World:
 
     def finish(self, folder):
         """Ask the owner for the end of the tour. Return its answer's parts."""
-        body = pack("finish", chain=(folder / CHAIN).read_bytes(), manifest=(folder / MANIFEST).read_bytes())
-        return unpack("finished", self.deliver("owner", "finish", body))
+        body = _messages.pack("finish", chain=(folder / CHAIN).read_bytes(), manifest=(folder / MANIFEST).read_bytes())
+        return _messages.unpack("finished", self.deliver("owner", "finish", body))
 
     # The network.
 
@@ -335,19 +333,19 @@ class World:
         """Require of keys that were granted: for a new request, to the machine that made it, at its turn and time."""
         assert (to, body) not in self.answered, f"{to} answered the same request twice"
         self.answered.add((to, body))
-        parts = unpack("begin", body)
+        parts = _messages.unpack("begin", body)
         recipient = attest.Offer.from_bytes(parts["offer"]).recipient.id
         assert recipient in self.recipients, f"{to} granted keys to a machine that did not ask"
         kind, issuer = ("delegated", self.made.owner) if to == "owner" else ("consented", self.made.holders[to].signer)
-        found = unpack(kind, answer)
+        found = _messages.unpack(kind, answer)
         source = found if to == "owner" else parts
         delegation = tour.Delegation.from_bytes(source["delegation"], signer=self.made.owner.verifier)
-        request = VisitRequest.from_bytes(parts["request"])
+        request = _request.VisitRequest.from_bytes(parts["request"])
         assert (delegation.signer, delegation.visit) == (request.signer, request.visit), f"{to} confused two visitors"
         assert delegation.expires <= self.moment + timedelta(seconds=self.plan.seconds), (
             "the owner delegated for too long"
         )
-        grants = [Grants.from_bytes(each, owner=issuer.verifier) for each in read_grants(found["grants"])]
+        grants = [Grants.from_bytes(each, owner=issuer.verifier) for each in _messages.read_grants(found["grants"])]
         for grant in grants:
             assert [each.id for each in grant.recipients] == [recipient], f"{to} granted keys to another machine"
             assert self.moment < grant.expires <= delegation.expires, f"{to} granted keys for too long"
@@ -503,17 +501,17 @@ class World:
         answer = self.deliver(to, step, body)
         if to == "owner" or step != "begin":
             return answer
-        recipient = attest.Offer.from_bytes(unpack("begin", body)["offer"]).recipient
+        recipient = attest.Offer.from_bytes(_messages.unpack("begin", body)["offer"]).recipient
         keys = [fastrack.Key.generate() for _ in range(self.chance.randrange(3))]
         signer = self.made.holders[to].signer
-        grants = write_grants(Grants.issue(key, [recipient], signer=signer).envelope for key in keys)
-        return pack("consented", consent=unpack("consented", answer)["consent"], grants=grants)
+        grants = _messages.write_grants(Grants.issue(key, [recipient], signer=signer).envelope for key in keys)
+        return _messages.pack("consented", consent=_messages.unpack("consented", answer)["consent"], grants=grants)
 
     def _other_consent(self, visitor, to, step, body):
         """A holder signs what it did not check: for no files, or at the turn of another."""
         if to == "owner" or step != "begin":
             return self.deliver(to, step, body)
-        parts, holder = unpack("begin", body), self.made.holders[to]
+        parts, holder = _messages.unpack("begin", body), self.made.holders[to]
         delegation = tour.Delegation.from_bytes(parts["delegation"], signer=self.made.owner.verifier)
         files = () if self.plan.order[delegation.visit] == to else (holder.file_id,)
         consent = tour.Consent(
@@ -525,8 +523,8 @@ class World:
             expires=delegation.expires,
         ).sign(holder.signer)
         recipient = attest.Offer.from_bytes(parts["offer"]).recipient
-        grants = write_grants([Grants.issue(holder.key, [recipient], signer=holder.signer).envelope])
-        return pack("consented", consent=consent.envelope, grants=grants)
+        grants = _messages.write_grants([Grants.issue(holder.key, [recipient], signer=holder.signer).envelope])
+        return _messages.pack("consented", consent=consent.envelope, grants=grants)
 
     # What is done with messages.
 
@@ -540,15 +538,15 @@ class World:
     def swapped(self, kind, body):
         """Return a message of which one part is that of another message."""
         try:
-            parts = dict(unpack(kind, body))
+            parts = dict(_messages.unpack(kind, body))
             sources = [each.body if kind == "begin" else each.answer for each in (*self.sent, *self.foreign)]
-            other = unpack(
+            other = _messages.unpack(
                 kind, self.chance.choice([each for each in sources if each and f"tour-{kind}".encode() in each])
             )
         except (KeyError, IndexError, FastrackError):
             return body
         name = self.chance.choice(sorted(parts))
-        return pack(kind, **(parts | {name: other[name]}))
+        return _messages.pack(kind, **(parts | {name: other[name]}))
 
     def replay(self):
         """Send an old message again, to its desk or to another one."""
@@ -647,7 +645,7 @@ class World:
         self.check_owner(chain)
         self.check_holders(chain)
         other = (self.elsewhere / MANIFEST).read_bytes()
-        answer = self.attempt("owner", "finish", pack("finish", chain=chain.to_bytes(), manifest=other))
+        answer = self.attempt("owner", "finish", _messages.pack("finish", chain=chain.to_bytes(), manifest=other))
         assert answer is None, "the owner signed another manifest"
 
     def expected(self):
@@ -665,7 +663,7 @@ class World:
             accepted = [each for each in attempts if each.receipt is not None]
             assert accepted in ([], attempts[-1:]), f"visit {visit}: the receipt of a void attempt was accepted"
             for each in accepted:
-                delegation = json.loads(read_unverified_payload(each.receipt))["delegation"]
+                delegation = json.loads(payload_of(each.receipt))["delegation"]
                 assert base64.b64decode(delegation) == each.document, f"visit {visit}: the receipt is of a void attempt"
             if chain is not None:
                 assert [each.receipt for each in accepted] == [chain.visits[visit].receipt.envelope]

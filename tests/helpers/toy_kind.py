@@ -9,12 +9,9 @@ from hashlib import sha256
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from fastrack._documents.exchange import CHAIN_LIMIT, REPORT_LIMIT
-from fastrack._documents.fields import binary
-from fastrack._documents.toml import TEXTS
+from fastrack._documents import exchange, fields, toml
+from fastrack.attest import _errors, _policy_common
 from fastrack.attest._cpu.kind import CpuKind, read_collateral
-from fastrack.attest._errors import malformed, refused
-from fastrack.attest._policy_common import Line
 
 MAKER = Ed25519PrivateKey.from_private_bytes(bytes(32))
 PUBLIC = MAKER.public_key().public_bytes_raw()
@@ -40,18 +37,18 @@ class VerifiedToy:
 
 def parse(evidence):
     if len(evidence.report) != 160:
-        raise malformed("toy report", "size", None, wanted=160, found=len(evidence.report))
+        raise _errors.malformed("toy report", "size", None, wanted=160, found=len(evidence.report))
     return evidence.report[:64], evidence.report[64:96], evidence.report[96:]
 
 
 def verify(evidence, now, roots):
     data, public, signature = parse(evidence)
     if sha256(public).hexdigest() not in roots:
-        raise refused("toy report", "root", wanted="a pinned one", found=public, advice="Pass roots=.")
+        raise _errors.refused("toy report", "root", wanted="a pinned one", found=public, advice="Pass roots=.")
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, data)
     except InvalidSignature:
-        raise refused(
+        raise _errors.refused(
             "toy report", "signature", wanted="one that holds", found=signature, advice="Ask again."
         ) from None
     return VerifiedToy(data, evidence.model.decode(), now + timedelta(days=1))
@@ -67,16 +64,16 @@ TOY = CpuKind(
     roots=frozenset({sha256(PUBLIC).hexdigest()}),
     evidence=ToyEvidence,
     verified=VerifiedToy,
-    fields={"report": binary(REPORT_LIMIT), "model": binary(CHAIN_LIMIT)},
+    fields={"report": fields.binary(exchange.REPORT_LIMIT), "model": fields.binary(exchange.CHAIN_LIMIT)},
     optional=(),
     collect=lambda data, _: ToyEvidence(data, b"none"),
     report_data=lambda evidence: parse(evidence)[0],
     bare=lambda evidence: replace(evidence, model=b"none"),
     complete=lambda evidence, folder: replace(evidence, model=read_collateral(folder / "model") or b"none"),
     verify=verify,
-    read_policy=lambda table: table.read("models", TEXTS) or frozenset(),
+    read_policy=lambda table: table.read("models", toml.TEXTS) or frozenset(),
     check=lambda models, verified, judge: judge.require("model", verified.model, models, "models"),
-    draft=lambda verified: [Line("models", {verified.model}, "model")],
-    draft_claims=lambda evidence: [Line("models", {evidence.model.decode()}, "model")],
+    draft=lambda verified: [_policy_common.Line("models", {verified.model}, "model")],
+    draft_claims=lambda evidence: [_policy_common.Line("models", {evidence.model.decode()}, "model")],
     describe=lambda verified: {"model": verified.model},
 )

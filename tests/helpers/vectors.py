@@ -17,8 +17,7 @@ from importlib import resources
 import pytest
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from fastrack._crypto import derivation, openssl
-from fastrack._crypto.engine import make_engine
+from fastrack._crypto import derivation, engine, openssl
 from fastrack.errors import FormatError
 from fastrack.format import HEADER_SIZE, raw_plain_size
 
@@ -77,7 +76,7 @@ def is_a_run(vector):
 @pytest.fixture
 def derive_as_published(monkeypatch):
     """Derive keys with the hash of the vectors, which OpenSSL can replace."""
-    make_engine("openssl", 1)  # its known answers first, with its own hash: what they say is kept
+    engine.make_engine("openssl", 1)  # its known answers first, with its own hash: what they say is kept
     monkeypatch.setattr(openssl, "_SHA512", SHA256())
     monkeypatch.setattr(derivation, "make_engine", lambda *_: openssl.OpenSSLEngine())
 
