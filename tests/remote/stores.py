@@ -13,6 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from helpers import swift
 
+from fastrack._remote.listing import list_objects
+from fastrack._remote.upload import list_names
+from fastrack._util.locations import Url
+
 NGINX = """daemon off;
 user {user};
 pid {folder}/nginx.pid;
@@ -86,6 +90,16 @@ def new_bucket(endpoint, monkeypatch):
     fsspec.config.conf.clear()
     yield client
     s3fs.S3FileSystem.clear_instance_cache()
+
+
+def list_below(url):
+    """List the objects below a URL as datasets do: the name, the size and the validator of each."""
+    return list_objects(Url(url))
+
+
+def names_below(url):
+    """List the names below a URL as writers do, who look at what is there."""
+    return list_names(Url(url))
 
 
 def upload(client, folder, prefix):

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.range_server import open_url
 from helpers.tampering import flip_byte
 
 import fastrack
 from fastrack._remote import cache as module
-from fastrack._remote.remote_file import open_remote
-from fastrack._util.locations import Url
 
 MIB = 1 << 20
 
@@ -175,7 +174,7 @@ def test_arrays_of_a_file_stay_right_when_it_is_evicted_and_end_with_its_place_o
 
 def hold(port, size, pipe):
     """Read a file that the parent evicts twice, in a copy that ends with it and in new ones."""
-    file, _ = open_remote(Url(f"http://127.0.0.1:{port}/a"))
+    file = open_url(f"http://127.0.0.1:{port}/a")
     view = file.view(0, size)
     before = view.tobytes()
     pipe.send(before)

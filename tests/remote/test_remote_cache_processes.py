@@ -10,11 +10,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from fastrack._remote import blocks, objects, remote_file
 from fastrack._remote import cache as module
-from fastrack._remote import objects
-from fastrack._remote.blocks import BLOCK
-from fastrack._remote.objects import Version
-from fastrack._remote.remote_file import RemoteFile
 from fastrack._util.locations import Url
 
 MIB = 1 << 20
@@ -81,7 +78,7 @@ def test_another_file_of_the_name_of_an_entry_is_not_written_to(served, cache):
 
 def test_a_file_that_is_large_by_a_lie_costs_little_to_keep_and_to_evict(cache):
     keeper = module.open_cache()
-    entries = [keeper.open(Url(f"s3://bucket/{number}"), Version(objects.LARGEST, "x")) for number in range(8)]
+    entries = [keeper.open(Url(f"s3://bucket/{number}"), objects.Version(objects.LARGEST, "x")) for number in range(8)]
     last = objects.LARGEST // module.BLOCK - 1
     entries[0].open_writer().mark(range(last, last + 1))
     assert entries[0].flags(last - 1, last + 1) == b"\0\1"
@@ -120,7 +117,7 @@ class Zeros:
     """An object of zeros, of any size."""
 
     def __init__(self, size):
-        self.url, self.version, self.head = Url("https://files.example/zeros"), Version(size, "v1"), b""
+        self.url, self.version, self.head = Url("https://files.example/zeros"), objects.Version(size, "v1"), b""
 
     def read(self, start, stop, sink):
         sink(start, bytes(stop - start))
@@ -128,15 +125,16 @@ class Zeros:
 
 def test_only_flags_that_have_their_place_are_read(cache):
     size = (3 << 30) + 5
-    entry = RemoteFile(Zeros(size).url, Zeros(size)).copy().entry
+    entry = remote_file.RemoteFile(Zeros(size).url, Zeros(size)).copy().entry
     [path] = cache.glob("*.data")
     before = path.stat()
-    assert entry.flags(0, size // BLOCK + 1) == bytes(size // BLOCK + 1)
+    assert entry.flags(0, size // blocks.BLOCK + 1) == bytes(size // blocks.BLOCK + 1)
     written = range(4090, 4100)  # of two groups
     entry.open_writer().mark(written)
-    assert [number for number, flag in enumerate(entry.flags(0, size // BLOCK + 1)) if flag] == [*written]
-    entry.open_writer().mark(range(size // BLOCK, size // BLOCK + 1))  # of the last group, which is shorter
-    assert entry.flags(size // BLOCK - 1, size // BLOCK + 1) == b"\0\1"
+    assert [number for number, flag in enumerate(entry.flags(0, size // blocks.BLOCK + 1)) if flag] == [*written]
+    last = size // blocks.BLOCK  # of the last group, which is shorter
+    entry.open_writer().mark(range(last, last + 1))
+    assert entry.flags(last - 1, last + 1) == b"\0\1"
     assert path.stat().st_size == before.st_size
     assert path.stat().st_blocks > before.st_blocks
 
@@ -158,12 +156,12 @@ def test_a_cache_on_a_full_tmpfs_is_an_error_and_not_the_end_of_the_process(page
     def read():
         (place / "others").write_bytes(bytes(shutil.disk_usage(place).free - pages * 4096))
         try:
-            file = RemoteFile(Zeros(size).url, Zeros(size))
-            assert file.read(1 << 30, (1 << 30) + BLOCK) == bytes(BLOCK)
+            file = remote_file.RemoteFile(Zeros(size).url, Zeros(size))
+            assert file.read(1 << 30, (1 << 30) + blocks.BLOCK) == bytes(blocks.BLOCK)
         except OSError as error:
             return error.errno == errno.ENOSPC and pages <= 4
         (place / "rest").write_bytes(bytes(shutil.disk_usage(place).free))
-        return file.copy().entry.flags(0, size // BLOCK + 1).count(1) == 1 and pages > 4
+        return file.copy().entry.flags(0, size // blocks.BLOCK + 1).count(1) == 1 and pages > 4
 
     try:
         join(in_child(read))

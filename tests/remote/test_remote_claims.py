@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 import fastrack
-from fastrack._remote import objects
-from fastrack._remote.blocks import BLOCK, blocks_of, count, steps
-from fastrack._remote.remote_file import open_remote
-from fastrack._util.locations import Url
+from fastrack._remote import blocks, objects
 from fastrack.format import message_size
 
+BLOCK = blocks.BLOCK
 MIB = 1 << 20
 SIZE = 1 << 41  # bytes of plaintext that are claimed
 FILE_ID = "11" * 16
@@ -116,7 +114,7 @@ def test_a_large_range_is_downloaded_in_steps(served, limited):
     limited(block_step=3)
     data = np.random.default_rng(1).bytes(5 * MIB + 7)
     (served.folder / "a").write_bytes(data)
-    file, _ = open_remote(Url(served.url("a")))
+    file = served.open_remote("a")
     assert file.prefetch([(0, 5 * MIB)]) == 2 * BLOCK  # the first block came with the head
     assert file.read(3, 5 * MIB + 7) == data[3:]
 
@@ -129,9 +127,9 @@ def test_blocks_of_ranges_are_as_counted_one_by_one():
         expected = {
             block for start, stop in ranges for block in range(start // BLOCK, -(-stop // BLOCK)) if start < stop
         }
-        blocks = blocks_of(ranges)
-        assert [block for each in blocks for block in each] == sorted(expected)
-        assert count(blocks) == len(expected)
-        assert [block for step in steps(blocks) for each in step for block in each] == sorted(expected)
-    assert count(blocks_of([(0, objects.LARGEST)])) == objects.LARGEST // BLOCK
-    assert max(count(step) for step in steps(blocks_of([(0, 1 << 40)]))) == 4096
+        found = blocks.blocks_of(ranges)
+        assert [block for each in found for block in each] == sorted(expected)
+        assert blocks.count(found) == len(expected)
+        assert [block for step in blocks.steps(found) for each in step for block in each] == sorted(expected)
+    assert blocks.count(blocks.blocks_of([(0, objects.LARGEST)])) == objects.LARGEST // BLOCK
+    assert max(map(blocks.count, blocks.steps(blocks.blocks_of([(0, 1 << 40)])))) == 4096

@@ -14,10 +14,10 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 from helpers.signing_store import SigningStore, refusal
+from stores import list_below
 
 import fastrack
-from fastrack._remote import codes
-from fastrack._remote import http as client
+from fastrack._remote import codes, filesystem, http
 from fastrack._util.locations import Url
 
 PAGE = Path(__file__).parents[2] / "docs" / "remote.md"
@@ -233,7 +233,7 @@ class Signer:
 
 
 def opened(signer):
-    return client.HttpObject(Url("s3://bucket/a.safetensors"), signer.sign)
+    return http.HttpObject(Url("s3://bucket/a.safetensors"), signer.sign)
 
 
 ABOUT_SIGNATURES = {
@@ -273,7 +273,7 @@ def test_a_url_is_not_signed_again_for_what_a_signature_does_not_change(code, se
 @pytest.mark.parametrize(("lives", "signatures"), [(3600.0, 1), (0.0, 4), (-60.0, 4)])
 def test_a_url_is_used_no_longer_than_its_credentials_live(lives, signatures, served, place):
     signer, signed = Signer(place, lives), []
-    remote = client.HttpObject(Url("s3://bucket/a"), lambda ended: (signed.append(ended), signer.sign(ended))[1])
+    remote = http.HttpObject(Url("s3://bucket/a"), lambda ended: (signed.append(ended), signer.sign(ended))[1])
     for _ in range(3):
         remote.read(0, 10, lambda *_: None)
     assert len(served.requests) == 4
@@ -305,11 +305,9 @@ def test_reading_goes_on_when_a_token_ends_twice(code, served, store, key, image
 
 @pytest.mark.usefixtures("place")
 def test_threads_whose_token_ends_wait_for_one_new_session(served, store):
-    from fastrack._remote.filesystem import _Store
-
     url, ended = Url("s3://bucket/a.safetensors"), set()
     served.faults = judge(ended, "ExpiredToken")
-    remote = client.HttpObject(url, _Store(url).sign)
+    remote = http.HttpObject(url, filesystem._Store(url).sign)
     ended.add(store.token)
     with ThreadPoolExecutor(16) as threads:
         for done in [threads.submit(remote.read, 0, 10, lambda *_: None) for _ in range(16)]:
@@ -334,9 +332,7 @@ def test_a_url_of_s3_is_signed_for_no_longer_than_its_credentials_live(minutes, 
     store.connect(refresh=True)
     with fastrack.load_file("s3://bucket/a.safetensors"):
         assert signed_for - 5 <= store.expirations[-1] <= signed_for
-    from fastrack._remote.filesystem import _Store
-
-    _, used_for, session = _Store(Url("s3://bucket/a.safetensors")).sign(None)
+    _, used_for, session = filesystem._Store(Url("s3://bucket/a.safetensors")).sign(None)
     assert used_for <= (1800.0 if minutes is None else min(1800.0, minutes * 60 - 60))  # the last minute is not used
     assert session is store.session
 
@@ -386,8 +382,6 @@ def test_codes_are_explained_when_an_object_is_written(code, store, key):
 @pytest.mark.parametrize("code", ["NoSuchBucket", "ContainerNotFound", "NoSuchKey"])
 @pytest.mark.parametrize("url", ["s3://bucket/folder/", "s3://bucket/train-*.safetensors"])
 def test_a_bucket_that_is_not_there_is_no_empty_folder(code, url, store, monkeypatch):
-    from fastrack._remote.listing import list_objects
-
     def fail(*_, **__):
         error = FileNotFoundError("secret")
         error.__cause__ = refusal(code).__cause__
@@ -396,7 +390,7 @@ def test_a_bucket_that_is_not_there_is_no_empty_folder(code, url, store, monkeyp
     for operation in ("ls", "find"):
         monkeypatch.setattr(store, operation, fail, raising=False)
     if code == "NoSuchKey":
-        assert list_objects(Url(url)) == []
+        assert list_below(url) == []
         return
     with pytest.raises(FileNotFoundError, match=rf"no such bucket \({code}\)") as caught:
         fastrack.SealedDataset(url)
@@ -494,8 +488,6 @@ def test_an_object_that_the_package_of_a_store_would_decode_is_refused_at_once(n
 )  # fmt: skip
 @pytest.mark.usefixtures("url")
 def test_an_s3fs_that_is_too_old_is_named_with_what_installs_another(version, is_old, store, key, monkeypatch):
-    from fastrack._remote.listing import list_objects
-
     module = ModuleType("s3fs")
     module.__version__ = version
     monkeypatch.setitem(sys.modules, "s3fs", module)
@@ -505,7 +497,7 @@ def test_an_s3fs_that_is_too_old_is_named_with_what_installs_another(version, is
     uses = (
         lambda: fastrack.load_file("s3://bucket/a.safetensors"),
         lambda: fastrack.save_file({"x": np.arange(3)}, "s3://bucket/b", key),
-        lambda: list_objects(Url("s3://bucket/a/")),
+        lambda: list_below("s3://bucket/a/"),
     )
     for use in uses:
         with pytest.raises(ImportError) as caught:

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.forking import in_forked_child
+from stores import list_below
 
 import fastrack
 from fastrack import FormatError, RollbackError, SealedDataset
-from fastrack._remote.listing import list_objects
-from fastrack._util.locations import Url
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
 from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
@@ -58,7 +57,7 @@ def test_a_pattern_of_local_files_is_too(key, tmp_path):
 
 
 def test_objects_are_listed_with_size_and_validator(numbered):
-    listed = list_objects(Url(f"{numbered}/"))
+    listed = list_below(f"{numbered}/")
     assert [name for name, *_ in listed] == [
         "notes.txt",
         "test-01.safetensors",
@@ -147,11 +146,11 @@ def test_an_error_of_a_listing_has_no_text_of_the_store(folder, monkeypatch):
 
     monkeypatch.setattr(MemoryFileSystem, "ls", refuse)
     with pytest.raises(OSError, match="RuntimeError") as caught:
-        list_objects(Url(f"{folder}/"))
+        list_below(f"{folder}/")
     chain = [caught.value, caught.value.__cause__, caught.value.__context__]
     assert not any(secret in str(error) for error in chain for secret in ("hunter2", "Signature"))
 
 
 def test_a_forked_child_lists_too(numbered):
-    listed = list_objects(Url(f"{numbered}/"))
-    assert in_forked_child(lambda: list_objects(Url(f"{numbered}/"))) == listed
+    listed = list_below(f"{numbered}/")
+    assert in_forked_child(lambda: list_below(f"{numbered}/")) == listed

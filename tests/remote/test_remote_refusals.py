@@ -9,7 +9,6 @@ from helpers.commands import invoke
 
 import fastrack
 from fastrack import distributed, grants, providers
-from fastrack._keys.keyring import KeyRing
 
 URL = "s3://user:hunter1@bucket/folder/name.safetensors?signature=hunter2"
 CHOICES = {"s3": URL, "https": URL.replace("s3:", "https:"), "a path of it": Path(URL)}
@@ -17,7 +16,7 @@ CHOICES = {"s3": URL, "https": URL.replace("s3:", "https:"), "a path of it": Pat
 FUNCTIONS = {
     "Key.load": lambda url, key: fastrack.Key.load(url),
     "Key.save": lambda url, key: key.save(url),
-    "KeyRing": lambda url, key: KeyRing.resolve(url),
+    "KeyRing": lambda url, key: fastrack.KeyRing.resolve(url),
     "keys=": lambda url, key: fastrack.unseal(fastrack.seal(np.arange(3), key), url),
     "key=": lambda url, key: fastrack.seal(np.arange(3), url),
     "a wrapped key": lambda url, key: fastrack.unseal(fastrack.seal(np.arange(3), key), f"tpm:sha256:0,7#{url}"),

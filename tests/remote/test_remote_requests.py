@@ -8,8 +8,8 @@ import pytest
 
 import fastrack
 from fastrack._remote import remote_file
-from fastrack._remote.blocks import BLOCK
 
+BLOCK = remote_file.BLOCK
 SIZE = 40 * BLOCK
 
 

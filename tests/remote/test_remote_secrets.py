@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import fastrack
-from fastrack._remote import http as client
-from fastrack._remote import objects
+from fastrack._remote import http, objects
 from fastrack._util.locations import Url, locate
 
 SECRET = "hunter"  # with which all that is secret begins
@@ -174,7 +173,7 @@ def test_the_texts_of_other_libraries_are_left_out(operation, error, key, images
         if operation in {"exists", "open"}:
             fastrack.seal_file("x.npy", url, key, overwrite=operation == "open")
         elif operation == "sign":
-            client.HttpObject(Url(url), store.sign)
+            http.HttpObject(Url(url), store.sign)
         else:
             fastrack.unseal(fastrack.load_file(url)["images"], key)
 
@@ -183,7 +182,7 @@ def test_the_texts_of_other_libraries_are_left_out(operation, error, key, images
         from fastrack._remote.filesystem import call_store
 
         fails = SimpleNamespace(sign=fail)
-        check(lambda: client.HttpObject(Url(url), lambda _: call_store(Url(url), fails, "sign")), caplog)
+        check(lambda: http.HttpObject(Url(url), lambda _: call_store(Url(url), fails, "sign")), caplog)
     else:
         assert "memory://bucket/secret-test.safetensors" in check(use, caplog)
 

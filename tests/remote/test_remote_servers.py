@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 from helpers import store_servers
 from helpers.forking import in_forked_child
-from stores import upload
+from stores import list_below, upload
 
 import fastrack
 from fastrack import FormatError, RollbackError, SealedDataset
-from fastrack._remote.listing import list_objects
-from fastrack._util.locations import Url
 
 pytest.importorskip("fsspec", reason="fsspec is not installed")
 
@@ -47,12 +45,12 @@ def test_more_objects_than_a_page_are_listed_in_order_in_a_forked_child_too(buck
     names = [f"{number:04}" for number in range(1003)]
     for name in names:
         bucket.put_object(Bucket=bucket.name, Key=f"many/{name}", Body=b"x" * (int(name) % 3))
-    url = Url(f"s3://{bucket.name}/many/")
-    listed = list_objects(url)
+    url = f"s3://{bucket.name}/many/"
+    listed = list_below(url)
     assert [(name, size) for name, size, _ in listed] == [(name, int(name) % 3) for name in names]
     assert all(validator for *_, validator in listed)
-    assert in_forked_child(lambda: list_objects(url)) == listed
-    assert [name for name, *_ in list_objects(Url(f"s3://{bucket.name}/many/10*"))] == ["1000", "1001", "1002"]
+    assert in_forked_child(lambda: list_below(url)) == listed
+    assert [name for name, *_ in list_below(f"s3://{bucket.name}/many/10*")] == ["1000", "1001", "1002"]
 
 
 def test_wrong_missing_additional_and_older_shards_of_swift_are_refused(swift_bucket, key, tmp_path):

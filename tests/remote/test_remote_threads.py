@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fastrack._remote import cache, remote_file
-from fastrack._remote.objects import Version
-from fastrack._remote.remote_file import RemoteFile
+from fastrack._remote import cache, objects, remote_file
 from fastrack._util.locations import locate
 
 MIB, THREADS = 1 << 20, 8
@@ -20,7 +18,7 @@ class Slow:
     """An object whose ranges take a moment, and whose bytes are counted."""
 
     def __init__(self, url):
-        self.url, self.version, self.head = url, Version(16 * MIB, "v1"), b""
+        self.url, self.version, self.head = url, objects.Version(16 * MIB, "v1"), b""
         self.nbytes, self._lock = 0, threading.Lock()
 
     def read(self, start, stop, sink):
@@ -32,7 +30,7 @@ class Slow:
 
 def test_an_evicted_file_is_downloaded_once_by_all_threads():
     remote = Slow(locate("https://files.example/data"))
-    file = RemoteFile(remote.url, remote)
+    file = remote_file.RemoteFile(remote.url, remote)
     for _ in range(3):
         cache._remove(file.copy().entry._path)
         remote.nbytes, begin = 0, threading.Barrier(THREADS)
@@ -48,7 +46,7 @@ def test_an_evicted_file_is_downloaded_once_by_all_threads():
 
 def test_what_is_no_file_in_the_folder_of_the_cache_is_left_alone():
     remote = Slow(locate("https://files.example/other"))
-    file = RemoteFile(remote.url, remote)
+    file = remote_file.RemoteFile(remote.url, remote)
     (file.cache._folder / "a folder").mkdir()
     file.fetch([(0, MIB)])
     file.cache._evict(0)
@@ -102,7 +100,7 @@ def interrupted_after(lines, action):
 def test_an_interrupt_before_any_line_of_a_download_leaves_nothing_to_wait_for(way):
     remote, lines = Quick(locate("https://files.example/data")), 0
     while True:
-        file = RemoteFile(remote.url, remote)
+        file = remote_file.RemoteFile(remote.url, remote)
         cache._remove(file.copy().entry._path)
         remote_file._threads.__init__()
         was_interrupted = interrupted_after(lines, lambda file=file: getattr(file, way)([(0, 6 * MIB)]))
@@ -121,7 +119,7 @@ def start_others(thread, start=threading.Thread.start):
 
 def test_a_read_without_threads_raises_and_a_later_one_does_not_wait(monkeypatch):
     remote = Quick(locate("https://files.example/data"))
-    file = RemoteFile(remote.url, remote)
+    file = remote_file.RemoteFile(remote.url, remote)
     remote_file._threads.__init__()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start_others)
@@ -132,7 +130,7 @@ def test_a_read_without_threads_raises_and_a_later_one_does_not_wait(monkeypatch
 
 def test_the_threads_that_there_are_download_where_no_more_can_be_started(monkeypatch):
     remote = Quick(locate("https://files.example/data"))
-    file = RemoteFile(remote.url, remote)
+    file = remote_file.RemoteFile(remote.url, remote)
     file.fetch([(0, MIB)])
     monkeypatch.setattr(threading.Thread, "start", start_others)
     assert is_read(file, 0, 16 * MIB)

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.token_store import TokenStore
+from stores import list_below
 
 import fastrack
-from fastrack._util.locations import Url
 
 s3fs = pytest.importorskip("s3fs", "2025.5", reason="no s3fs of 2025.5 or later is installed")
 
@@ -81,9 +81,7 @@ def test_no_read_or_upload_fails_when_its_token_ends_twice(minutes, server, key,
     with pytest.raises(FileExistsError):
         fastrack.seal_file("x.npy", "s3://bucket/b", key, overwrite=False)
     tokens.end()
-    from fastrack._remote.listing import list_objects
-
-    assert [name for name, *_ in list_objects(Url("s3://bucket/train/"))] == ["a.safetensors"]
+    assert [name for name, *_ in list_below("s3://bucket/train/")] == ["a.safetensors"]
     fastrack.verify_file(url, key)
 
 

@@ -10,10 +10,10 @@ import pytest
 from helpers.forking import in_forked_child
 from helpers.ranks import run_ranks
 from helpers.store_servers import AZURITE_KEY, SERVERS, bucket
+from stores import names_below
 
 import fastrack
 from fastrack._remote import upload
-from fastrack._util.locations import Url
 
 pytest.importorskip("fsspec", reason="fsspec is not installed")
 pytest.importorskip("torch", reason="torch is not installed")
@@ -44,7 +44,7 @@ def url(served, request):
 
 
 def names(url):
-    return upload.list_names(Url(url))
+    return names_below(url)
 
 
 def parts(url):
@@ -186,7 +186,7 @@ def test_nothing_is_left_of_an_interrupted_upload(url, key):
 def test_what_another_process_adds_after_a_listing_is_found(url, key):
     """As by the rank that saves next, after this one has listed the folder in its own save."""
     save(1, key, url)
-    upload.list_names(Url(url))
+    names_below(url)
     assert in_forked_child(lambda: fastrack.save_file({"x": np.arange(3)}, f"{url}/x", key)) is None
     assert fastrack.load_file(f"{url}/x")["x"].shape == (3,)
 
