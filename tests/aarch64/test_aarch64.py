@@ -7,9 +7,7 @@ from helpers.cases import each
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, hash_key, noise, round_keys
 from helpers.runs import Runs, zeroed
 
-from fastrack._crypto.cobblestone import DERIVED_SIZE
-from fastrack._crypto.known_answers import find_derivation_fault, find_fault
-from fastrack._crypto.vector import derivation_table
+from fastrack._crypto import cobblestone, known_answers, vector
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(arm.MISSING), reason=f"needs {' and '.join(arm.MISSING)}")]
 NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
@@ -27,21 +25,21 @@ def harness(cpu):
 
 
 def test_the_known_answers_are_given(harness):
-    assert find_fault(arm.EmulatedEngine(harness)) is None
+    assert known_answers.find_fault(arm.EmulatedEngine(harness)) is None
 
 
 def test_the_known_keys_are_derived(harness):
-    assert find_derivation_fault(arm.EmulatedEngine(harness)) is None
+    assert known_answers.find_derivation_fault(arm.EmulatedEngine(harness)) is None
 
 
 @each("count", [1, 2, 5])
 @each("size", [16, 32])
 def test_a_derivation_leaves_no_secret_on_the_stack_or_in_a_register(harness, count, size):
     secret, headers = noise(size, 1).tobytes(), [noise(56, 2 + number).tobytes() for number in range(count)]
-    text, table = derivation_table(secret, headers, [bytes(100)] * count, range(count))
+    text, table = vector.derivation_table(secret, headers, [bytes(100)] * count, range(count))
     answer = arm.derive(harness, secret, text, table, count)
     assert answer.result == 0
-    keys = [answer.target[DERIVED_SIZE * number :][:16] for number in range(count)]
+    keys = [answer.target[cobblestone.DERIVED_SIZE * number :][:16] for number in range(count)]
     needles = [secret[:16], *keys, *map(words, [secret[:16], *keys])]
     padded = [words(bytes(byte ^ pad for byte in secret)) for pad in (0x36, 0x5C)]
     for first, second in (padded, map(words, keys[:2])) if count > 1 else (padded,):  # side by side in two lanes

@@ -11,8 +11,7 @@ from helpers.vectors import derive_as_published, published  # noqa: F401 - a fix
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastrack._crypto.cobblestone import MessageKey, chunk_nonce
-from fastrack._crypto.derivation import derive, open_header
+from fastrack._crypto import cobblestone, derivation
 from fastrack.errors import AuthenticationError, ClosedError, FormatError
 from fastrack.format import (
     CHUNK_SIZE,
@@ -44,7 +43,7 @@ def opened_with(message_key, message):
     plain = b""
     for chunk in range(chunk_count(size)):
         start = chunk_offset(chunk)
-        nonce = chunk_nonce(message_key.nonce, chunk)
+        nonce = cobblestone.chunk_nonce(message_key.nonce, chunk)
         plain += AESGCM(message_key.key).decrypt(nonce, message[start : start + SEALED_CHUNK_SIZE], None)
     return plain
 
@@ -74,7 +73,7 @@ def test_a_published_message_has_the_size_it_should_and_opens_chunk_by_chunk(vec
         assert plain_size(len(vector.message)) == vector.plain_size
         assert message_size(vector.plain_size) == len(vector.message)
         assert raw_plain_size(len(vector.message) - HEADER_SIZE) == vector.plain_size
-        message_key = open_header(vector.message[:HEADER_SIZE], vector.key, vector.context)
+        message_key = derivation.open_header(vector.message[:HEADER_SIZE], vector.key, vector.context)
         assert len(opened_with(message_key, vector.message)) == vector.plain_size
     elif vector.name.partition("_")[2] in IMPOSSIBLE:
         with pytest.raises(FormatError):
@@ -89,7 +88,7 @@ def test_a_published_message_has_the_size_it_should_and_opens_chunk_by_chunk(vec
 def test_the_reference_makes_headers_that_open_here(size, data, context):
     secret = data.draw(st.binary(min_size=size, max_size=size).filter(any))
     message = by_hand.seal(secret, context, b"")
-    message_key = open_header(message[:HEADER_SIZE], secret, context)
+    message_key = derivation.open_header(message[:HEADER_SIZE], secret, context)
     assert message_key.commitment == message[SALT_SIZE:HEADER_SIZE]
     assert len(message_key.material) == size + 12
 
@@ -100,17 +99,17 @@ def test_the_reference_makes_messages_that_open_here(size, plain_bytes):
     secret, plain = bytes(range(size)), bytes(i % 251 for i in range(plain_bytes))
     message = by_hand.seal(secret, b"context", plain)
     assert len(message) == message_size(plain_bytes)
-    assert opened_with(open_header(message[:HEADER_SIZE], secret, b"context"), message) == plain
+    assert opened_with(derivation.open_header(message[:HEADER_SIZE], secret, b"context"), message) == plain
 
 
 @each_key_size
 def test_the_reference_opens_a_message_made_by_this_arithmetic(size):
     secret, salt = bytes(range(size)), bytes(range(SALT_SIZE))
-    message_key = derive(secret, salt, b"context")
+    message_key = derivation.derive(secret, salt, b"context")
     chunks = [bytes(CHUNK_SIZE), bytes(CHUNK_SIZE), b"end"]
     message = salt + message_key.commitment
     for number, chunk in enumerate(chunks):
-        message += AESGCM(message_key.key).encrypt(chunk_nonce(message_key.nonce, number), chunk, None)
+        message += AESGCM(message_key.key).encrypt(cobblestone.chunk_nonce(message_key.nonce, number), chunk, None)
     assert by_hand.unseal(secret, b"context", message) == b"".join(chunks)
 
 
@@ -119,7 +118,7 @@ def test_chunks_are_bound_to_their_place():
     first, second, last = map(chunk_offset, range(3))
     swapped = message[:first] + message[second:last] + message[first:second] + message[last:]
     with pytest.raises(InvalidTag):
-        opened_with(open_header(swapped[:HEADER_SIZE], SECRET, b""), swapped)
+        opened_with(derivation.open_header(swapped[:HEADER_SIZE], SECRET, b""), swapped)
 
 
 # Headers
@@ -129,10 +128,10 @@ def test_every_flipped_bit_and_every_truncation_of_a_header_is_refused():
     header = by_hand.seal(SECRET, b"context", b"")[:HEADER_SIZE]
     for bit in range(8 * HEADER_SIZE):
         with pytest.raises(AuthenticationError):
-            open_header(flip(header, bit), SECRET, b"context")
+            derivation.open_header(flip(header, bit), SECRET, b"context")
     for size in range(HEADER_SIZE):
         with pytest.raises(FormatError, match="cut short"):
-            open_header(header[:size], SECRET, b"context")
+            derivation.open_header(header[:size], SECRET, b"context")
 
 
 @each(
@@ -146,13 +145,14 @@ def test_every_flipped_bit_and_every_truncation_of_a_header_is_refused():
 def test_another_key_or_context_is_refused_before_any_chunk(secret, context):
     header = by_hand.seal(SECRET, b"context", b"")[:HEADER_SIZE]
     with pytest.raises(AuthenticationError, match=r"key .* context") as caught:
-        open_header(header, secret, context)
+        derivation.open_header(header, secret, context)
     assert caught.value.chunk is None
 
 
 def test_a_header_may_be_a_view_of_a_mapped_file():
     message = memoryview(bytearray(by_hand.seal(SECRET, b"", b"abc")))
-    assert opened_with(open_header(message[:HEADER_SIZE], memoryview(SECRET), bytearray()), message) == b"abc"
+    message_key = derivation.open_header(message[:HEADER_SIZE], memoryview(SECRET), bytearray())
+    assert opened_with(message_key, message) == b"abc"
 
 
 @each(
@@ -165,14 +165,14 @@ def test_a_header_may_be_a_view_of_a_mapped_file():
 )
 def test_a_secret_of_zeros_and_other_lengths_of_secret_and_salt_are_refused(secret, salt, told):
     with pytest.raises(FormatError, match=told):
-        derive(secret, salt, b"")
+        derivation.derive(secret, salt, b"")
 
 
 @given(secret=SECRETS, salt=st.binary(min_size=SALT_SIZE, max_size=SALT_SIZE), context=st.binary(max_size=50))
 def test_every_input_changes_every_output(secret, salt, context):
-    one = derive(secret, salt, context)
+    one = derivation.derive(secret, salt, context)
     flipped = bytes([salt[0] ^ 1]) + salt[1:]
-    for other in (derive(secret, flipped, context), derive(secret, salt, context + b"\0")):
+    for other in (derivation.derive(secret, flipped, context), derivation.derive(secret, salt, context + b"\0")):
         assert bytes(one.key) != bytes(other.key)
         assert bytes(one.nonce) != bytes(other.nonce)
         assert one.commitment != other.commitment
@@ -182,7 +182,7 @@ def test_every_input_changes_every_output(secret, salt, context):
 
 
 def test_a_raw_message_key_joins_a_key_and_a_nonce():
-    message_key = MessageKey.raw(b"k" * 16, bytearray(b"n" * 12))
+    message_key = cobblestone.MessageKey.raw(b"k" * 16, bytearray(b"n" * 12))
     assert message_key.material == b"k" * 16 + b"n" * 12
     assert (message_key.key, message_key.nonce, message_key.commitment) == (b"k" * 16, b"n" * 12, b"")
     assert message_key.key.readonly
@@ -192,14 +192,14 @@ def test_a_raw_message_key_joins_a_key_and_a_nonce():
 def test_keys_nonces_and_material_of_another_size_are_refused():
     for key, nonce in ((15, 12), (28, 12), (44, 12), (0, 12), (16, 11), (32, 24), (32, 0)):
         with pytest.raises(FormatError, match=f"got {key} and {nonce}"):
-            MessageKey.raw(bytes(key), bytes(nonce))
+            cobblestone.MessageKey.raw(bytes(key), bytes(nonce))
     for size in (0, 12, 27, 29, 43, 45, 76):
         with pytest.raises(FormatError, match=f"got {size}"):
-            MessageKey(bytearray(size))
+            cobblestone.MessageKey(bytearray(size))
 
 
 def test_wiping_a_message_key_overwrites_it_in_place_and_hands_out_no_zeros():
-    message_key = derive(SECRET, bytes(SALT_SIZE), b"")
+    message_key = derivation.derive(SECRET, bytes(SALT_SIZE), b"")
     material, key, nonce = message_key.material, message_key.key, message_key.nonce
     assert any(material)
     message_key.wipe()
@@ -212,27 +212,27 @@ def test_wiping_a_message_key_overwrites_it_in_place_and_hands_out_no_zeros():
 
 
 def test_a_message_key_that_goes_away_wipes_itself():
-    material = derive(SECRET, bytes(SALT_SIZE), b"").material
+    material = derivation.derive(SECRET, bytes(SALT_SIZE), b"").material
     assert bytes(material) == bytes(44)
 
 
 def test_a_message_key_whose_header_was_refused_is_wiped(monkeypatch):
-    wiped, original = [], MessageKey.wipe
-    monkeypatch.setattr(MessageKey, "wipe", lambda key: wiped.append(bytes(key._material)) or original(key))
+    wiped, original = [], cobblestone.MessageKey.wipe
+    monkeypatch.setattr(cobblestone.MessageKey, "wipe", lambda key: wiped.append(bytes(key._material)) or original(key))
     with pytest.raises(AuthenticationError):
-        open_header(bytes(HEADER_SIZE), SECRET, b"")
+        derivation.open_header(bytes(HEADER_SIZE), SECRET, b"")
     assert any(wiped[0])
 
 
 def test_a_repr_of_a_message_key_shows_no_secret():
-    assert repr(MessageKey.raw(b"k" * 32, b"n" * 12)) == "<MessageKey 256-bit>"
-    assert repr(MessageKey.raw(b"k" * 16, b"n" * 12)) == "<MessageKey 128-bit>"
+    assert repr(cobblestone.MessageKey.raw(b"k" * 32, b"n" * 12)) == "<MessageKey 256-bit>"
+    assert repr(cobblestone.MessageKey.raw(b"k" * 16, b"n" * 12)) == "<MessageKey 128-bit>"
 
 
 @each("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_a_message_key_stays_in_its_process(duplicate):
     with pytest.raises(TypeError, match="pickled"):
-        duplicate(MessageKey.raw(bytes(16), bytes(12)))
+        duplicate(cobblestone.MessageKey.raw(bytes(16), bytes(12)))
 
 
 # Sizes
@@ -301,19 +301,19 @@ def test_a_negative_size_is_refused(measure):
 
 @given(st.binary(min_size=12, max_size=12), st.integers(0, MAX_CHUNKS - 1))
 def test_a_chunk_number_changes_the_last_38_bits_alone(base, chunk):
-    nonce = chunk_nonce(base, chunk)
+    nonce = cobblestone.chunk_nonce(base, chunk)
     assert int.from_bytes(nonce, "big") ^ int.from_bytes(base, "big") == chunk
     assert nonce[:7] == base[:7]
     assert nonce[7] >> 6 == base[7] >> 6
 
 
 def test_nonces_count_in_big_endian_from_the_base_nonce_itself():
-    assert chunk_nonce(b"base nonce..", 0) == b"base nonce.."
-    assert chunk_nonce(bytes(12), 0x0102) == bytes(10) + b"\1\2"
-    assert chunk_nonce(b"\xff" * 12, MAX_CHUNKS - 1) == b"\xff" * 7 + b"\xc0\0\0\0\0"
+    assert cobblestone.chunk_nonce(b"base nonce..", 0) == b"base nonce.."
+    assert cobblestone.chunk_nonce(bytes(12), 0x0102) == bytes(10) + b"\1\2"
+    assert cobblestone.chunk_nonce(b"\xff" * 12, MAX_CHUNKS - 1) == b"\xff" * 7 + b"\xc0\0\0\0\0"
 
 
 def test_a_chunk_number_past_38_bits_or_a_base_nonce_of_another_length_has_no_nonce():
     for size, chunk, told in ((12, -1, "-1"), (12, MAX_CHUNKS, str(MAX_CHUNKS)), *((n, 0, n) for n in (0, 11, 13, 16))):
         with pytest.raises(FormatError, match=f"got {told}" if size != 12 else told):
-            chunk_nonce(bytes(size), chunk)
+            cobblestone.chunk_nonce(bytes(size), chunk)

@@ -8,10 +8,7 @@ from helpers.cases import each
 from helpers.engines import Wrong
 from helpers.runs import flip
 
-from fastrack._crypto import derivation
-from fastrack._crypto.cobblestone import DERIVED_SIZE
-from fastrack._crypto.derivation import derive, derive_rows, new_header
-from fastrack._crypto.message_keys import MessageKeys
+from fastrack._crypto import cobblestone, derivation, message_keys
 from fastrack.errors import FormatError
 from fastrack.format import COMMITMENT_SIZE, NONCE_SIZE
 
@@ -24,15 +21,15 @@ def messages(limited):
     limited(derived_together=4)
     chance = random.Random(1)
     salts, contexts = ([chance.randbytes(24) for _ in range(11)] for _ in range(2))
-    keys = [derive(SECRET, salt, context) for salt, context in zip(salts, contexts, strict=True)]
+    keys = [derivation.derive(SECRET, salt, context) for salt, context in zip(salts, contexts, strict=True)]
     return [salt + key.commitment for salt, key in zip(salts, keys, strict=True)], contexts, keys
 
 
 def test_batches_give_every_key(messages):
     headers, contexts, keys = messages
     rows = list(reversed(range(len(keys))))
-    target = MessageKeys(len(keys))
-    assert derive_rows(SECRET, headers, contexts, rows, target.reserve(rows, 256)) is None
+    target = message_keys.MessageKeys(len(keys))
+    assert derivation.derive_rows(SECRET, headers, contexts, rows, target.reserve(rows, 256)) is None
     for row, key in zip(rows, keys, strict=True):
         assert target.material(row) == key.material
     assert target.bits == [256] * len(keys)
@@ -43,14 +40,15 @@ def test_the_first_wrong_commitment_of_all_batches_is_found(messages, bad):
     headers, contexts = messages[0].copy(), messages[1]
     for number in {bad, 10}:
         headers[number] = flip(headers[number], 8 * 56 - 1)
-    assert derive_rows(SECRET, headers, contexts, range(11), MessageKeys(11).reserve(range(11), 256)) == bad
+    rows = message_keys.MessageKeys(11).reserve(range(11), 256)
+    assert derivation.derive_rows(SECRET, headers, contexts, range(11), rows) == bad
 
 
 @each("size", [0, 24, 55, 57])
 def test_a_header_of_another_length_is_refused_before_a_key_is_derived(size):
-    target = memoryview(bytearray(2 * DERIVED_SIZE))
+    target = memoryview(bytearray(2 * cobblestone.DERIVED_SIZE))
     with pytest.raises(FormatError, match=f"got {size}"):
-        derive_rows(SECRET, [bytes(56), bytes(size)], [b""] * 2, range(2), target)
+        derivation.derive_rows(SECRET, [bytes(56), bytes(size)], [b""] * 2, range(2), target)
     assert not any(target)
 
 
@@ -65,16 +63,16 @@ def test_a_secret_that_is_wiped_meanwhile_derives_no_key(monkeypatch, size):
 
     monkeypatch.setattr(derivation, "make_engine", lambda *_: Wrong(derive_keys=derive_keys))
     with pytest.raises(FormatError, match="zeros"):
-        derive(secret, bytes(24), b"")
+        derivation.derive(secret, bytes(24), b"")
 
 
 def test_a_new_header_has_no_commitment():
-    assert new_header(bytes(range(24))) == bytes(range(24)) + bytes(32)
+    assert derivation.new_header(bytes(range(24))) == bytes(range(24)) + bytes(32)
 
 
 def test_what_was_derived_is_overwritten_where_it_was_written_first(monkeypatch):
     targets = []
     derivations.replace(monkeypatch, lambda derive_rows, *given: targets.append(given[-1]) or derive_rows(*given))
-    key = derive(SECRET, bytes(24), b"")
+    key = derivation.derive(SECRET, bytes(24), b"")
     assert len(key.material) + len(key.commitment) == len(SECRET) + NONCE_SIZE + COMMITMENT_SIZE
-    assert bytes(targets[0]) == bytes(DERIVED_SIZE)
+    assert bytes(targets[0]) == bytes(cobblestone.DERIVED_SIZE)

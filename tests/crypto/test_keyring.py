@@ -17,8 +17,6 @@ from helpers.forking import in_forked_child
 import fastrack
 from fastrack import Key, KeyPermissionError, KeyRing, UnknownKeyError, use_keys
 from fastrack._keys import keyring
-from fastrack._keys.keyring import KEY_FILE_VARIABLE
-from fastrack._keys.keys import KEY_MODE_VARIABLE
 from fastrack.errors import FormatError
 
 pytestmark = pytest.mark.usefixtures("no_default_keys_afterwards")
@@ -146,7 +144,7 @@ def test_every_sealer_takes_every_source_and_the_defaults(key, path, tmp_path, m
     elif way == "default":
         use_keys(keys)
     elif isinstance(keys, os.PathLike):
-        monkeypatch.setenv(KEY_FILE_VARIABLE, str(keys))
+        monkeypatch.setenv("FASTRACK_KEY_FILE", str(keys))
     else:
         return  # the variable names files and folders
     out = tmp_path / f"{source}-{sealer}"
@@ -365,11 +363,11 @@ def test_a_home_directory_is_expanded(key, tmp_path, monkeypatch):
 @each("allowed", [None, "", "0400", "0600", *MODES])
 def test_a_platform_s_mode_is_taken_where_it_is_allowed(key, path, monkeypatch, mode, allowed):
     path.chmod(mode)
-    monkeypatch.delenv(KEY_MODE_VARIABLE, raising=False)
+    monkeypatch.delenv("FASTRACK_KEY_MODE", raising=False)
     if allowed is not None:
-        monkeypatch.setenv(KEY_MODE_VARIABLE, allowed)
+        monkeypatch.setenv("FASTRACK_KEY_MODE", allowed)
     if mode & 0o077 & ~MODES.get(allowed, 0):
-        with pytest.raises(KeyPermissionError, match=rf"chmod 600 .*{KEY_MODE_VARIABLE}=") as caught:
+        with pytest.raises(KeyPermissionError, match=r"chmod 600 .*FASTRACK_KEY_MODE=") as caught:
             Key.load(path)
         assert key.material().hex() not in str(caught.value)
     else:
@@ -380,7 +378,7 @@ def test_a_platform_s_mode_is_taken_where_it_is_allowed(key, path, monkeypatch, 
 def test_no_option_allows_writing_or_executing(path, monkeypatch, mode):
     path.chmod(mode)
     for allowed in ("", "0440", "0640", "0444", "0644"):
-        monkeypatch.setenv(KEY_MODE_VARIABLE, allowed)
+        monkeypatch.setenv("FASTRACK_KEY_MODE", allowed)
         if mode == 0o604 and allowed in {"0444", "0644"}:
             continue
         with pytest.raises(KeyPermissionError, match=f"{path} .*chmod 600"):
@@ -389,8 +387,8 @@ def test_no_option_allows_writing_or_executing(path, monkeypatch, mode):
 
 @each("wrong", ["0666", "666", "rw", "0o444", "0777", "0460", "0441", " 0444"])
 def test_a_mode_that_cannot_be_meant_is_refused(path, monkeypatch, wrong):
-    monkeypatch.setenv(KEY_MODE_VARIABLE, wrong)
-    with pytest.raises(FormatError, match=rf"{KEY_MODE_VARIABLE} is wrong: expected one of 0400"):
+    monkeypatch.setenv("FASTRACK_KEY_MODE", wrong)
+    with pytest.raises(FormatError, match=r"FASTRACK_KEY_MODE is wrong: expected one of 0400"):
         Key.load(path)
 
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 import fastrack
 from fastrack import Key, KeyRing
 from fastrack._crypto.secret_bytes import SecretBytes
+from fastrack._keys import keyring
 from fastrack._keys import keys as keys_module
-from fastrack._keys.keyring import sealing_key
 from fastrack.errors import ClosedError, FormatError, KeyPermissionError
 
 SECRET = bytes(range(100, 132))
@@ -442,11 +442,11 @@ def test_a_file_system_without_links_takes_a_key_all_the_same(key, path, tmp_pat
 
 def test_a_key_argument_is_a_key_or_a_source_that_knows_one(key, path):
     key.save(path)
-    assert sealing_key(key) is key
-    assert sealing_key(path) == sealing_key(str(path)) == key
-    assert sealing_key(KeyRing([key, Key.generate()])) is key
+    assert keyring.sealing_key(key) is key
+    assert keyring.sealing_key(path) == keyring.sealing_key(str(path)) == key
+    assert keyring.sealing_key(KeyRing([key, Key.generate()])) is key
     with pytest.raises(TypeError, match="from_bytes"):
-        sealing_key(b"0" * 32)
+        keyring.sealing_key(b"0" * 32)
 
 
 def test_keys_that_can_be_iterated_once_serve_all_columns_and_files(key, tmp_path):

@@ -13,9 +13,7 @@ from helpers.forking import in_forked_child
 
 import fastrack
 from fastrack import AuthenticationError, Channel, ClosedError, Key, SealedDataset, SealedTensor
-from fastrack._crypto import derivation
-from fastrack._crypto.message_keys import MessageKeyCache, MessageKeys
-from fastrack._crypto.secret_bytes import SecretBytes
+from fastrack._crypto import derivation, message_keys, secret_bytes
 
 TABLE = np.random.default_rng(0).integers(0, 256, (300, 200), np.uint8)
 
@@ -26,13 +24,13 @@ class Message:
 
 @pytest.fixture
 def kept():
-    return MessageKeyCache()
+    return message_keys.MessageKeyCache()
 
 
 @pytest.fixture
 def row():
     """Message keys with one that is not zero."""
-    keys = MessageKeys(1)
+    keys = message_keys.MessageKeys(1)
     keys.put(0, bytearray(range(1, 45)))
     return keys
 
@@ -89,7 +87,7 @@ def test_wiped_message_keys_take_no_others(row):
 
 class TestKeptKeys:
     def test_are_found_for_the_same_message_and_an_equal_proof_alone(self, kept, row):
-        message, twin, copy = Message(), Message(), MessageKeys(1)
+        message, twin, copy = Message(), Message(), message_keys.MessageKeys(1)
         kept.store(message, (b"header", "context"), row, 0)
         assert not kept.load(twin, (b"header", "context"), copy, 0)
         assert not kept.load(message, (b"healer", "context"), copy, 0)
@@ -101,11 +99,11 @@ class TestKeptKeys:
         message, later = Message(), Message()
         kept.store(message, b"", row, 0)
         kept._entries[id(later)] = kept._entries.pop(id(message))
-        assert not kept.load(later, b"", MessageKeys(1), 0)
+        assert not kept.load(later, b"", message_keys.MessageKeys(1), 0)
 
     @pytest.mark.parametrize("size", [28, 44])
     def test_have_the_size_that_they_had(self, kept, size):
-        keys, copy, message = MessageKeys(1), MessageKeys(1), Message()
+        keys, copy, message = message_keys.MessageKeys(1), message_keys.MessageKeys(1), Message()
         keys.put(0, bytearray(range(1, size + 1)))
         kept.store(message, b"", keys, 0)
         assert kept.load(message, b"", copy, 0)
@@ -121,12 +119,12 @@ class TestKeptKeys:
     def test_are_overwritten_when_they_go(self, kept, row, monkeypatch):
         wiped = []
 
-        class Watched(SecretBytes):
+        class Watched(secret_bytes.SecretBytes):
             def __del__(self):
                 super().__del__()
                 wiped.append(bytes(self))
 
-        monkeypatch.setattr(MessageKeys, "material", lambda keys, number: Watched(range(1, 45)))
+        monkeypatch.setattr(message_keys.MessageKeys, "material", lambda keys, number: Watched(range(1, 45)))
         message = Message()
         kept.store(message, b"", row, 0)
         kept.store(message, b"another proof", row, 0)
@@ -157,20 +155,21 @@ class TestKeptKeys:
         assert not kept.load(messages[0], b"", row, 0)
 
     def test_that_are_wiped_during_a_copy_are_not_used(self, kept, row, monkeypatch):
-        message, original = Message(), MessageKeys.put
+        message, original = Message(), message_keys.MessageKeys.put
         kept.store(message, b"", row, 0)
 
         def wipe_and_put(keys, number, material):
             kept.wipe()
             original(keys, number, material)
 
-        monkeypatch.setattr(MessageKeys, "put", wipe_and_put)
-        assert not kept.load(message, b"", MessageKeys(1), 0)
+        monkeypatch.setattr(message_keys.MessageKeys, "put", wipe_and_put)
+        assert not kept.load(message, b"", message_keys.MessageKeys(1), 0)
 
     def test_survive_no_fork_and_no_pickle(self, kept, row, monkeypatch):
         message = Message()
         kept.store(message, b"", row, 0)
-        assert in_forked_child(lambda: (len(kept), kept.load(message, b"", MessageKeys(1), 0))) == (0, False)
+        copy = message_keys.MessageKeys(1)
+        assert in_forked_child(lambda: (len(kept), kept.load(message, b"", copy, 0))) == (0, False)
         with pytest.raises(TypeError, match="derive"):
             pickle.dumps(kept)
         monkeypatch.setattr(os, "getpid", lambda: -1)  # a fork that Python did not detect

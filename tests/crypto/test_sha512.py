@@ -13,8 +13,7 @@ from helpers.cases import each
 from helpers.llvm import binding, ir
 
 from fastrack._crypto.isa import INSTRUCTION_SETS, supported_instruction_sets
-from fastrack._crypto.native.compiler import host_target, target_machine
-from fastrack._crypto.native.sha512_ir import compress_function, initial_state
+from fastrack._crypto.native import compiler, sha512_ir
 
 BLOCK = 128
 WIDTHS = {name: INSTRUCTION_SETS[name].width for name in supported_instruction_sets()}
@@ -31,9 +30,9 @@ LENGTHS = [0, 1, 111, 112, 113, 119, 120, 127, 128, 129, 239, 240, 241, 255, 256
 def compiled(name, lanes):
     """Return the function of a form for so many lanes, and what keeps its code."""
     module = ir.Module()
-    function = compress_function(module, INSTRUCTION_SETS[name], lanes)
+    function = sha512_ir.compress_function(module, INSTRUCTION_SETS[name], lanes)
     function.linkage = "external"
-    machine, parsed = target_machine(host_target(), here=True), binding.parse_assembly(str(module))
+    machine, parsed = compiler.target_machine(compiler.host_target(), here=True), binding.parse_assembly(str(module))
     parsed.verify()
     passes = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=3))
     passes.getModulePassManager().run(parsed, passes)
@@ -55,7 +54,7 @@ class Hashing:
         """Hash one message a lane, of any lengths."""
         padded = [pad(message) for message in messages]
         for lane in range(self.lanes):
-            self._state[lane :: self.lanes] = initial_state()
+            self._state[lane :: self.lanes] = sha512_ir.initial_state()
         for start in range(0, max(map(len, padded)), BLOCK):
             for lane, text in enumerate(padded):
                 block = text[start : start + BLOCK] or bytes(BLOCK)

@@ -14,7 +14,6 @@ from helpers.forking import in_forked_child
 import fastrack
 from fastrack import Key, KeyRing, UnknownKeyError, use_keys
 from fastrack._keys import keyring
-from fastrack._keys.keyring import KEY_FILE_VARIABLE
 
 pytestmark = pytest.mark.usefixtures("no_default_keys_afterwards")
 
@@ -33,7 +32,7 @@ def default():
 
 def test_a_default_holds_in_its_block_and_nests(key, file, monkeypatch, tmp_path):
     key.save(tmp_path / "owner.key")
-    monkeypatch.setenv(KEY_FILE_VARIABLE, str(tmp_path / "owner.key"))
+    monkeypatch.setenv("FASTRACK_KEY_FILE", str(tmp_path / "owner.key"))
     other = Key.generate()
     with use_keys(other):
         with pytest.raises(UnknownKeyError, match=other.id):

@@ -18,13 +18,12 @@ from helpers.native_code import build, needs_compiler
 from helpers.processes import run_python
 
 from fastrack._crypto import native, workers
-from fastrack._crypto.workers import default_threads
 
 pytestmark = [
     pytest.mark.skipif(native.load() is None, reason="there is no native extension"),
     pytest.mark.slow,  # to compile the kernels takes seconds
 ]
-needs_cpus = pytest.mark.skipif(default_threads() < 2, reason="there is one CPU")
+needs_cpus = pytest.mark.skipif(workers.default_threads() < 2, reason="there is one CPU")
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +93,7 @@ def test_every_chunk_is_done_once(run, count, threads):
 
 
 def test_there_are_no_more_threads_than_cpus_to_run_on():
-    assert len(os.sched_getaffinity(0)) >= default_threads() >= 1
+    assert len(os.sched_getaffinity(0)) >= workers.default_threads() >= 1
 
 
 @needs_cpus
@@ -379,11 +378,10 @@ def test_a_thread_with_one_cpu_has_no_workers(run):
 ENDS = """
 import atexit, threading, sys, os, signal, time
 import numpy as np
-from fastrack._crypto.engine import get_engine
-from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto import cobblestone, engine as engines
 
-engine = get_engine(threads=4)
-schedule = engine.expand_key(MessageKey.raw(bytes(32), bytes(12)))
+engine = engines.get_engine(threads=4)
+schedule = engine.expand_key(cobblestone.MessageKey.raw(bytes(32), bytes(12)))
 plain = np.zeros(64 << 20, np.uint8)
 sealed = np.empty(plain.size + 16 * 4097, np.uint8)
 seal = lambda: engine.seal_run(schedule, plain, sealed, 0)

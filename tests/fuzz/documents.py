@@ -15,12 +15,12 @@ from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 from helpers.foundry import machine as machines
 from helpers.foundry import nvidia, snp, tdx
 from helpers.foundry.authority import NOW
+from helpers.signed import GRANTS, sign
 
 from fastrack import AttestationError, FormatError, GrantError, Key, ProviderError, SignatureError, attest
-from fastrack._keys.grants import PAYLOAD_TYPE, _constraints
-from fastrack._keys.key_files import public_id
+from fastrack._keys import key_files
+from fastrack._keys.grants import _constraints
 from fastrack._keys.recipients import PassphraseParameters
-from fastrack._keys.signing import sign_envelope
 from fastrack._keys.wrapped import _wrapper_class, open_source
 from fastrack._util.locations import NO_PATH
 from fastrack.errors import UnknownKeyError
@@ -162,7 +162,7 @@ class GrantsFiles:
         if is_envelope:
             envelope = payload.replace(MARK, json.loads(self._envelope)["payload"].encode())
         else:
-            envelope = sign_envelope(payload, PAYLOAD_TYPE, [signer()])
+            envelope = sign(payload, GRANTS, signer())
         grants = attempt(lambda: Grants.from_bytes(envelope, owner=signer().verifier), FormatError, SignatureError)
         if grants is None:
             return
@@ -207,7 +207,8 @@ class KeyPairs:
         for kind in (Recipient, Verifier):
             found = attempt(lambda k=kind: k.parse(text), FormatError)
             if found is not None:
-                is_one = str(found) == text.removesuffix("\n") and found.id == public_id(found.algorithm, found.public)
+                identity = key_files.public_id(found.algorithm, found.public)
+                is_one = str(found) == text.removesuffix("\n") and found.id == identity
                 require(is_one, "a public key has two forms")
 
     def _read_secret(self, data):

@@ -6,12 +6,10 @@ Native code that reads or writes one byte too many there ends the process with S
 import numpy as np
 from helpers import engines, reference
 from helpers.buffers import Guarded, as_array
+from helpers.messages import messages_of, raw_key
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
-from fastrack._crypto.base import HostMemory, Messages
-from fastrack._crypto.cobblestone import DERIVED_SIZE, MessageKey
-from fastrack._crypto.gather import GatherPlan
-from fastrack._crypto.message_keys import MessageKeys
+from fastrack._crypto import cobblestone, gather
 from fastrack.format import COMMITMENT_SIZE, MAX_CHUNKS, SALT_SIZE
 from fuzz.common import require
 
@@ -41,7 +39,7 @@ class Engines:
         random = np.random.default_rng([len(data), *data])
         case = Case(random)
         for engine in self._engines:
-            schedule = engine.expand_key(MessageKey.raw(case.key, case.nonce))
+            schedule = engine.expand_key(raw_key(case.key, case.nonce))
             try:
                 self._seal(engine, schedule, case)
                 self._open(engine, schedule, case)
@@ -78,20 +76,20 @@ class Engines:
 
     def _pass(self, engine, case):
         target = self._take(case.plain.size, case)
-        source, memory = HostMemory.of(self._put(case.plain, case)), HostMemory.of(target, writable=True)
-        keys = MessageKeys.of([MessageKey.raw(case.key, case.nonce)])
-        bad = engine.open_jobs(Messages(keys, [source.size], [memory], [None], [source], [None], [None]))
+        source, key = self._put(case.plain, case), raw_key(case.key, case.nonce)
+        bad = engine.open_jobs(messages_of([key], [source.size], [target], plain=[source]))
         require(bad is None and np.array_equal(target, case.plain), f"{engine.name} passed something else")
 
     def _derive(self, engine, case):
         headers, contexts, rows, keys = case.derivations()
-        target = self._take(DERIVED_SIZE * len(rows), case)
+        target = self._take(cobblestone.DERIVED_SIZE * len(rows), case)
         pairs = enumerate(zip(headers, keys, strict=True))
         bad = [place for place, (header, key) in pairs if header[SALT_SIZE:] != key[-COMMITMENT_SIZE:]]
         found = engine.derive_keys(case.key, headers, contexts, rows, target.data)
         require(found == min(bad, default=None), f"{engine.name} misjudged a commitment")
         for row, key in zip(rows, keys, strict=True):
-            require(target[DERIVED_SIZE * row :][: len(key)].tobytes() == key, f"{engine.name} derived something else")
+            derived = target[cobblestone.DERIVED_SIZE * row :][: len(key)].tobytes()
+            require(derived == key, f"{engine.name} derived something else")
 
     def _gather(self, engine, schedule, case):
         pieces, size = case.plan()
@@ -185,7 +183,7 @@ class Case:
         arrays = [chunks, np.array(starts, np.int64), np.array(table, np.int64).reshape(-1, 3)]
         if random.random() < 0.4:
             self._spoil(arrays[int(random.integers(0, 3))].reshape(-1), [*WILD, self.count, size, size + 1])
-        return GatherPlan(*arrays), size
+        return gather.GatherPlan(*arrays), size
 
     def _spoil(self, numbers, wild):
         if numbers.size:

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from helpers.signed import MANIFEST, sign
 
 import fastrack
 from fastrack import Anchor, AuthenticationError, FormatError, Key, Manifest, SignatureError
-from fastrack._keys.signing import Signer, sign_envelope
 from fastrack._sets.entries import PlainEntry, SealedEntry, encode
-from fastrack._sets.manifest import PAYLOAD_TYPE
+from fastrack.grants import Signer
 from fuzz import mutators
 from fuzz.common import FOLDER, attempt, put, require, same_salts
 
@@ -40,7 +40,7 @@ class Manifests:
         entries = {NAME: self._entry, PLAIN: PlainEntry(3, "0" * 64)}
         hashed = {NAME: SealedEntry.of(self._file, digests=True)}
         self._payloads = [self._payload(entries, 1), self._payload(hashed, 3)]
-        self._envelopes = [sign_envelope(payload, PAYLOAD_TYPE, [OWNER]) for payload in self._payloads]
+        self._envelopes = [sign(payload, MANIFEST, OWNER) for payload in self._payloads]
 
     @staticmethod
     def _payload(entries, version):
@@ -66,7 +66,7 @@ class Manifests:
 
     def run(self, data):
         is_signed = data[:1] == b"\1"
-        envelope = sign_envelope(data[1:], PAYLOAD_TYPE, [OWNER]) if is_signed else data[1:]
+        envelope = sign(data[1:], MANIFEST, OWNER) if is_signed else data[1:]
         manifest = attempt(lambda: Manifest.from_bytes(envelope, owner=OWNER.verifier), FormatError, SignatureError)
         if manifest is None:
             return

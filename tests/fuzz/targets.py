@@ -35,8 +35,7 @@ from fastrack._cli.commands.inspect import describe_contents, read_contents
 from fastrack._cli.console import print_lines
 from fastrack._crypto.gather import GatherPlan
 from fastrack._keys.keys import key_file_id
-from fastrack._sealed.message_headers import open_header
-from fastrack._sealed.messages import OpenMessage
+from fastrack._sealed import message_headers, messages
 from fastrack._tensors import arrays, dtypes
 from fastrack._training.checkpoints import state as skeleton
 from fastrack.format import CHUNK_SIZE, message_size
@@ -238,7 +237,7 @@ def open_one(sealed):
 
 def _read_bytes(sealed):
     memory = np.full(sealed.nbytes, 0xA5, np.uint8)
-    with OpenMessage(sealed, RING) as opened:
+    with messages.OpenMessage(sealed, RING) as opened:
         try:
             opened.read(memory)
         except AuthenticationError:
@@ -308,7 +307,7 @@ class Messages:
         self._with_each_engine(sealed, plain, is_whole=is_whole)
 
     def _with_each_engine(self, sealed, plain, *, is_whole):
-        key = attempt(lambda: open_header(sealed, RING), AuthenticationError)
+        key = attempt(lambda: message_headers.open_header(sealed, RING), AuthenticationError)
         if key is None:
             require(not is_whole, "a good header was refused")
             return

@@ -7,13 +7,13 @@ import pytest
 from helpers import reference
 from helpers.buffers import as_array
 from helpers.cases import each
+from helpers.messages import raw_key
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, noise
 from helpers.runs import Runs, plan
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fastrack._crypto.base import check_buffers
-from fastrack._crypto.cobblestone import MessageKey, chunks_between
+from fastrack._crypto import base, cobblestone
 
 KEY = bytes(range(32))
 PLAIN = noise(2 * CHUNK_SIZE + 777).tobytes()
@@ -89,8 +89,8 @@ def test_a_buffer_that_is_not_a_row_of_bytes_is_refused_and_no_other(runs, unfit
             attempt()
     assert untouched(out)
     assert untouched(odd.astype(np.uint8))
-    assert check_buffers(sealed, out) is None
-    assert check_buffers(as_array(b"")) is None
+    assert base.check_buffers(sealed, out) is None
+    assert base.check_buffers(as_array(b"")) is None
 
 
 # Sizes
@@ -107,10 +107,10 @@ def is_a_run(sealed, plain):
 
 def assert_judged(sealed, plain):
     if is_a_run(sealed, plain):
-        assert chunks_between(sealed, plain) == -(-sealed // SEALED_CHUNK_SIZE)
+        assert cobblestone.chunks_between(sealed, plain) == -(-sealed // SEALED_CHUNK_SIZE)
     else:
         with pytest.raises(ValueError, match="run of"):
-            chunks_between(sealed, plain)
+            cobblestone.chunks_between(sealed, plain)
 
 
 @given(st.integers(0, 5 * SEALED_CHUNK_SIZE), st.integers(0, 5 * CHUNK_SIZE))
@@ -127,7 +127,7 @@ def test_only_sizes_of_runs_are_taken_at_the_edges():
 @given(st.integers(0, 40 * CHUNK_SIZE), st.booleans())
 def test_the_sizes_of_every_run_are_taken(plain, ends):
     count = plain // CHUNK_SIZE + 1 if ends else -(-plain // CHUNK_SIZE)
-    assert chunks_between(plain + count * TAG_SIZE, plain) == count
+    assert cobblestone.chunks_between(plain + count * TAG_SIZE, plain) == count
 
 
 @settings(max_examples=60, deadline=None)
@@ -162,7 +162,7 @@ def test_a_run_that_ends_within_a_tag_is_refused(runs, size):
 @each("first", [-1, 2**38, 2**38 - 1, 2**62])
 def test_a_run_outside_the_38_bits_of_chunk_numbers_is_refused(make_engine, first):
     engine = make_engine(1)
-    schedule = engine.expand_key(MessageKey.raw(bytes(16), bytes(12)))
+    schedule = engine.expand_key(raw_key(bytes(16)))
     plain, sealed = np.zeros(20_000, np.uint8), np.zeros(20_032, np.uint8)
     calls = (engine.seal_run, plain, sealed), (engine.open_run, sealed, plain), (engine.verify_run, sealed)
     for run, *buffers in calls:

@@ -5,11 +5,8 @@ from helpers.cases import each
 from helpers.processes import run_python
 
 from fastrack._crypto import engine as registry
-from fastrack._crypto import isa
-from fastrack._crypto.engine import ENGINE_VARIABLE, SelectedEngine, available_engines, get_engine
-from fastrack._crypto.openssl import OpenSSLEngine
+from fastrack._crypto import isa, openssl, workers
 from fastrack._crypto.vector import VectorEngine
-from fastrack._crypto.workers import default_threads
 from fastrack.errors import DeviceError
 
 NARROW = ("x86", "aes", "pclmul", "ssse3")
@@ -18,7 +15,7 @@ VAES = (*LEVEL_3, "prfchw", "vaes", "vpclmulqdq")
 WIDE = ("avx512f", "avx512bw", "avx512vl", "avx512cd", "avx512dq", "avx512vbmi")
 
 
-needs_vectors = pytest.mark.skipif(available_engines()[0] == "openssl", reason="this CPU has no vector engine")
+needs_vectors = pytest.mark.skipif(registry.available_engines()[0] == "openssl", reason="this CPU has no vector engine")
 
 
 def forget():
@@ -29,7 +26,7 @@ def forget():
 @pytest.fixture(autouse=True)
 def _choose_anew(monkeypatch):
     """Forget what was chosen and what was found, as in a fresh process without the variable."""
-    monkeypatch.delenv(ENGINE_VARIABLE, raising=False)
+    monkeypatch.delenv("FASTRACK_ENGINE", raising=False)
     forget()
     yield
     forget()
@@ -47,7 +44,7 @@ def cpu_with(monkeypatch):
 
 def test_a_cpu_with_everything_has_every_engine(cpu_with):
     cpu_with(*NARROW, *VAES, *WIDE)
-    assert available_engines() == ("vaes-512", "vaes-256", "aesni", "openssl")
+    assert registry.available_engines() == ("vaes-512", "vaes-256", "aesni", "openssl")
 
 
 def test_a_cpu_that_lacks_one_feature_has_the_engines_that_do_without(cpu_with):
@@ -55,13 +52,13 @@ def test_a_cpu_that_lacks_one_feature_has_the_engines_that_do_without(cpu_with):
         cpu_with(*(name for name in (*NARROW, *VAES, *WIDE) if name != absent))
         wide = () if absent in VAES else ("vaes-256",) if absent in WIDE else ("vaes-512", "vaes-256")
         vector = () if absent in NARROW else (*wide, "aesni")
-        assert (absent, available_engines()) == (absent, (*vector, "openssl"))
+        assert (absent, registry.available_engines()) == (absent, (*vector, "openssl"))
 
 
 def test_an_arm_cpu_has_a_form_of_its_own_if_it_has_aes(cpu_with):
     for absent in (None, "neon", "aes"):
         cpu_with(*{"arm", "neon", "aes", "pmull"} - {absent})
-        assert (absent, available_engines()) == (absent, ("openssl",) if absent else ("armv8", "openssl"))
+        assert (absent, registry.available_engines()) == (absent, ("openssl",) if absent else ("armv8", "openssl"))
 
 
 def test_every_engine_has_a_cpu_that_can_run_it():
@@ -69,38 +66,38 @@ def test_every_engine_has_a_cpu_that_can_run_it():
 
 
 def test_the_fastest_engine_is_taken_unless_one_is_named():
-    assert get_engine().name == available_engines()[0]
-    for name in available_engines():
-        assert get_engine(name).name == name
+    assert registry.get_engine().name == registry.available_engines()[0]
+    for name in registry.available_engines():
+        assert registry.get_engine(name).name == name
 
 
 # By the environment
 
 
 def test_the_environment_chooses_an_engine(monkeypatch):
-    for name in available_engines():
-        monkeypatch.setenv(ENGINE_VARIABLE, name)
+    for name in registry.available_engines():
+        monkeypatch.setenv("FASTRACK_ENGINE", name)
         registry.selected_engine.cache_clear()
-        assert registry.selected_engine() == SelectedEngine(name, forced=True)
-        assert get_engine().name == name
+        assert registry.selected_engine() == registry.SelectedEngine(name, forced=True)
+        assert registry.get_engine().name == name
 
 
 def test_an_empty_variable_chooses_nothing(monkeypatch):
-    monkeypatch.setenv(ENGINE_VARIABLE, "")
-    assert registry.selected_engine() == SelectedEngine(available_engines()[0])
+    monkeypatch.setenv("FASTRACK_ENGINE", "")
+    assert registry.selected_engine() == registry.SelectedEngine(registry.available_engines()[0])
 
 
 @each("name", ["vaes-512", "vaes-128", "OpenSSL", " openssl", "quantum"])
 def test_an_engine_that_is_not_there_cannot_be_forced(cpu_with, monkeypatch, name):
     cpu_with()
-    monkeypatch.setenv(ENGINE_VARIABLE, name)
+    monkeypatch.setenv("FASTRACK_ENGINE", name)
     with pytest.raises(DeviceError, match=rf"\(openssl\), got '{name}'. Name"):
-        get_engine()
+        registry.get_engine()
 
 
 def test_an_engine_that_is_named_in_a_call_comes_before_the_environments(monkeypatch):
-    monkeypatch.setenv(ENGINE_VARIABLE, "quantum")
-    assert get_engine("openssl").name == "openssl"
+    monkeypatch.setenv("FASTRACK_ENGINE", "quantum")
+    assert registry.get_engine("openssl").name == "openssl"
 
 
 def test_a_process_obeys_the_environment():
@@ -118,7 +115,7 @@ sealed = fastrack.seal(np.arange(50000), key)
 with fastrack.Channel(keys=key) as channel:
     print(channel.to_device(sealed[3:5], framework="numpy"), fastrack.unseal(sealed, key, framework="numpy").sum())
 """
-    assert run_python(code, **{ENGINE_VARIABLE: "openssl"}) == "[3 4] 1249975000\n"
+    assert run_python(code, FASTRACK_ENGINE="openssl") == "[3 4] 1249975000\n"
 
 
 # By the test of an engine
@@ -143,47 +140,47 @@ def fail_to_compile(*_):
 )
 def test_openssl_takes_the_place_of_an_engine_that_fails(monkeypatch, method, wrong, told):
     monkeypatch.setattr(VectorEngine, method, wrong)
-    first = available_engines()[0]
+    first = registry.available_engines()[0]
     with pytest.warns(RuntimeWarning, match=rf"'{first}'.*{told}.*'openssl'"):
-        assert get_engine().name == "openssl"
+        assert registry.get_engine().name == "openssl"
     choice = registry.selected_engine()
     assert (choice.name, choice.forced) == ("openssl", False)
     assert told in choice.fault
-    assert get_engine(threads=3).name == "openssl"  # and says no more
+    assert registry.get_engine(threads=3).name == "openssl"  # and says no more
 
 
 @needs_vectors
 def test_an_engine_that_fails_cannot_be_forced(monkeypatch):
     monkeypatch.setattr(VectorEngine, "seal_run", seal_other_bytes)
-    first = available_engines()[0]
-    monkeypatch.setenv(ENGINE_VARIABLE, first)
+    first = registry.available_engines()[0]
+    monkeypatch.setenv("FASTRACK_ENGINE", first)
     for name in (None, first):
         with pytest.raises(DeviceError, match=rf"'{first}' .* 128 .* not use"):
-            get_engine(name)
-    assert get_engine("openssl").name == "openssl"
+            registry.get_engine(name)
+    assert registry.get_engine("openssl").name == "openssl"
 
 
 def test_nothing_takes_the_place_of_openssl(cpu_with, monkeypatch):
     cpu_with()
-    monkeypatch.setattr(OpenSSLEngine, "seal_run", seal_other_bytes)
+    monkeypatch.setattr(openssl.OpenSSLEngine, "seal_run", seal_other_bytes)
     with pytest.raises(DeviceError, match="'openssl' failed"):
-        get_engine()
+        registry.get_engine()
 
 
 def test_an_engine_is_tested_once_in_a_process(monkeypatch):
     tested, build = [], registry._build
     monkeypatch.setattr(registry, "_build", lambda *given: tested.append(given) or build(*given))
     for _ in range(2):
-        for name in (None, *available_engines()):
+        for name in (None, *registry.available_engines()):
             for threads in (2, 3):
-                get_engine(name, threads=threads)
-    assert sorted(name for name, threads in tested if threads == 1) == sorted(available_engines())
+                registry.get_engine(name, threads=threads)
+    assert sorted(name for name, threads in tested if threads == 1) == sorted(registry.available_engines())
 
 
 @needs_vectors
 def test_the_code_that_was_tested_is_what_every_number_of_threads_runs():
-    first = available_engines()[0]
-    engines = get_engine(first, threads=2), get_engine(first, threads=3), registry._build(first, 1)
+    first = registry.available_engines()[0]
+    engines = registry.get_engine(first, threads=2), registry.get_engine(first, threads=3), registry._build(first, 1)
     assert len({engine._functions.open_run for engine in engines}) == 1
 
 
@@ -191,16 +188,16 @@ def test_the_code_that_was_tested_is_what_every_number_of_threads_runs():
 
 
 def test_an_engine_is_made_once_for_each_number_of_threads():
-    for name in available_engines():
-        assert get_engine(name, threads=3) is get_engine(name, threads=3)
-        assert get_engine(name, threads=3).threads == (1 if name == "openssl" else 3)
-    assert get_engine() is get_engine(threads=default_threads())
+    for name in registry.available_engines():
+        assert registry.get_engine(name, threads=3) is registry.get_engine(name, threads=3)
+        assert registry.get_engine(name, threads=3).threads == (1 if name == "openssl" else 3)
+    assert registry.get_engine() is registry.get_engine(threads=workers.default_threads())
 
 
 @each("name", ["vaes-512", "vaes-256", "vaes-128", "aes"])
 def test_an_absent_engine_is_refused_and_the_ones_there_are_named(cpu_with, name):
-    with pytest.raises(ValueError, match=rf"\({', '.join(available_engines())}\)"):
-        get_engine("quantum")
+    with pytest.raises(ValueError, match=rf"\({', '.join(registry.available_engines())}\)"):
+        registry.get_engine("quantum")
     cpu_with()
     with pytest.raises(ValueError, match=rf"\(openssl\), got '{name}'$"):
-        get_engine(name, threads=77)
+        registry.get_engine(name, threads=77)

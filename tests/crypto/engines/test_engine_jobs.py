@@ -8,13 +8,11 @@ from helpers import reference
 from helpers.buffers import Fenced, as_array
 from helpers.cases import each
 from helpers.forking import in_forked_child
+from helpers.messages import messages_of, raw_key
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from helpers.runs import plan, zeroed
 
-from fastrack._crypto.base import HostMemory, Messages
-from fastrack._crypto.cobblestone import MessageKey
-from fastrack._crypto.gather import GatherPlan
-from fastrack._crypto.message_keys import MessageKeys
+from fastrack._crypto import gather, message_keys
 from fastrack.errors import ClosedError
 
 SIZES = [0, 1, 100, CHUNK_SIZE - 1, CHUNK_SIZE, 5 * CHUNK_SIZE + 7, 0, 300 * CHUNK_SIZE, 8192]
@@ -43,16 +41,13 @@ class Call:
         self.given.append((key, source, text, Fenced(extent, 3 * number), gathered, size, plain))
 
     def open(self, engine):
-        keys = MessageKeys.of([MessageKey.raw(key, bytes(12)) for key, *_ in self.given])
-        memories = [HostMemory.of(source.data) for _, source, *_ in self.given]
-        jobs = Messages(
-            keys,
+        jobs = messages_of(
+            [raw_key(key) for key, *_ in self.given],
             [size for *_, size, _ in self.given],
-            [HostMemory.of(target.data, writable=True) for _, _, _, target, *_ in self.given],
-            [None if given[-1] else memory for given, memory in zip(self.given, memories, strict=True)],
-            [memory if given[-1] else None for given, memory in zip(self.given, memories, strict=True)],
-            [gathered for *_, gathered, _, _ in self.given],
-            [None] * len(self.given),
+            [target.data for _, _, _, target, *_ in self.given],
+            sealed=[None if plain else source.data for _, source, *_, plain in self.given],
+            plain=[source.data if plain else None for _, source, *_, plain in self.given],
+            plans=[gathered for *_, gathered, _, _ in self.given],
         )
         bad = engine.open_jobs(jobs)
         assert all(target.stands for _, _, _, target, *_ in self.given)
@@ -125,29 +120,26 @@ def test_what_reaches_outside_is_refused_before_anything_is_opened(engine_under_
     if gathered is not None:
         chunks, tables = zip(*gathered, strict=True)
         starts = np.cumsum([0, *map(len, tables)])
-        gathered = GatherPlan(np.array(chunks), starts, np.concatenate([np.array(table) for table in tables]))
+        gathered = gather.GatherPlan(np.array(chunks), starts, np.concatenate([np.array(table) for table in tables]))
     good, out = Fenced(116), Fenced(target)
-    keys = MessageKeys.of([MessageKey.raw(bytes(32), bytes(12))] * 2)
-    memory = [HostMemory.of(Fenced(116).data), HostMemory.of(Fenced(sealed).data)]
-    targets = [HostMemory.of(good.data[:100], writable=True), HostMemory.of(out.data, writable=True)]
+    keys, sizes, targets = [raw_key(bytes(32))] * 2, [100, size], [good.data[:100], out.data]
+    memory = [Fenced(116).data, Fenced(sealed).data]
+    messages = messages_of(keys, sizes, targets, sealed=memory, plans=[None, gathered])
     with pytest.raises(ValueError, match=r"expected|no run"):
-        engine_under_test.open_jobs(
-            Messages(keys, [100, size], targets, memory, [None] * 2, [None, gathered], [None] * 2)
-        )
+        engine_under_test.open_jobs(messages)
     assert out.stands
-    plain = [None, HostMemory.of(Fenced(size + 1).data)]
+    messages = messages_of(keys, sizes, targets, sealed=[memory[0], None], plain=[None, Fenced(size + 1).data])
     with pytest.raises(ValueError, match=r"expected|no run"):
-        engine_under_test.open_jobs(Messages(keys, [100, size], targets, [memory[0], None], plain, *[[None] * 2] * 2))
+        engine_under_test.open_jobs(messages)
 
 
 def test_a_plan_with_gaps_in_memory_is_refused(engine_under_test):
     table = np.zeros((2, 6), np.int64)[:, ::2]
-    gathered = GatherPlan(np.array([0]), np.array([0, 2]), table)
-    keys = MessageKeys.of([MessageKey.raw(bytes(32), bytes(12))])
-    target = HostMemory.of(np.zeros(10, np.uint8), writable=True)
-    memory = HostMemory.of(as_array(bytes(116)))
+    gathered = gather.GatherPlan(np.array([0]), np.array([0, 2]), table)
+    target, memory = np.zeros(10, np.uint8), as_array(bytes(116))
+    messages = messages_of([raw_key(bytes(32))], [100], [target], sealed=[memory], plans=[gathered])
     with pytest.raises(ValueError, match="plan"):
-        engine_under_test.open_jobs(Messages(keys, [100], [target], [memory], [None], [gathered], [None]))
+        engine_under_test.open_jobs(messages)
 
 
 def test_many_threads_open_many_small_messages_at_once(make_engine):
@@ -156,11 +148,9 @@ def test_many_threads_open_many_small_messages_at_once(make_engine):
     sealed = [as_array(reference.seal(key, number.to_bytes(12), each)) for number, each in enumerate(text)]
 
     def work(_):
-        keys = MessageKeys.of([MessageKey.raw(key, number.to_bytes(12)) for number in range(len(text))])
+        keys = [raw_key(key, number.to_bytes(12)) for number in range(len(text))]
         targets = [np.zeros(3000, np.uint8) for _ in text]
-        memory = [HostMemory.of(each, writable=True) for each in targets]
-        columns = [HostMemory.of(each) for each in sealed], *[[None] * len(text)] * 3
-        assert engine.open_jobs(Messages(keys, [3000] * len(text), memory, *columns)) is None
+        assert engine.open_jobs(messages_of(keys, [3000] * len(text), targets, sealed=sealed)) is None
         return all(target.tobytes() == bytes(each) for target, each in zip(targets, text, strict=True))
 
     with ThreadPoolExecutor(4) as pool:
@@ -172,13 +162,12 @@ def test_wiped_keys_and_those_of_another_process_open_and_seal_nothing(engine_un
 
     def job(keys):
         target, plain = np.ones(100, np.uint8), np.ones(100, np.uint8)
-        for sealed, source in ((HostMemory.of(forged), None), (None, HostMemory.of(plain))):
-            memory = HostMemory.of(target, writable=True)
+        for source in ({"sealed": [forged]}, {"plain": [plain]}):
             with pytest.raises(ClosedError):
-                engine_under_test.open_jobs(Messages(keys, [100], [memory], [sealed], [source], [None], [None]))
+                engine_under_test.open_jobs(messages_of(keys, [100], [target], **source))
         return bool(target.all())
 
-    keys = MessageKeys.of([MessageKey.raw(bytes(range(32)), bytes(12))])
+    keys = message_keys.MessageKeys.of([raw_key(bytes(range(32)))])
     assert in_forked_child(lambda: job(keys))
     keys.wipe()
     assert job(keys)

@@ -7,13 +7,13 @@ from helpers import engines, reference
 from helpers.buffers import Fenced
 from helpers.cases import each
 from helpers.gcm_vectors import load_all
+from helpers.messages import raw_key
 from helpers.native_code import build, forget, needs_compiler
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, noise
 from helpers.runs import Runs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.isa import INSTRUCTION_SETS
 
 NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
@@ -99,7 +99,7 @@ def compile_pass(name):
     native = build({"reencrypt_run": native}, [form]).reencrypt_run
 
     def run(key, nonce, plain, first):
-        schedule = engines.make(name).expand_key(MessageKey.raw(key, nonce))
+        schedule = engines.make(name).expand_key(raw_key(key, nonce))
         source, target, buffer = Fenced.holding(plain), Fenced(len(plain)), Fenced(SEALED_CHUNK_SIZE)
         count = max(1, -(-len(plain) // CHUNK_SIZE))
         addresses = source.data.ctypes.data, target.data.ctypes.data

@@ -30,12 +30,10 @@ import gc, os, signal, sys
 from pathlib import Path
 import numpy as np
 from helpers import engines
-from fastrack._crypto.base import HostMemory, Messages
-from fastrack._crypto.gather import GatherPlan
-from fastrack._crypto.cobblestone import MessageKey
+from helpers.messages import messages_of
+from helpers.runs import as_pieces
+from fastrack._crypto import cobblestone, derivation, message_keys
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
-from fastrack._crypto.derivation import derive
-from fastrack._crypto.message_keys import MessageKeys
 
 name, works, folder = sys.argv[1], sys.argv[2].split(","), Path(sys.argv[3])
 source, plain = (np.memmap(folder / name, np.uint8, "r") for name in ("message", "plain"))
@@ -46,13 +44,13 @@ def read_key():
     material = bytearray(path.stat().st_size)
     with path.open("rb", 0) as file:
         file.readinto(material)
-    return MessageKey(material)
+    return cobblestone.MessageKey(material)
 
 def run(work):
     key = read_key()
     if name == "derive":
         for _ in range(20):
-            derive(key.key, bytes(24), b"").wipe()
+            derivation.derive(key.key, bytes(24), b"").wipe()
         key.wipe()
         return 0
     engine = engines.make(name, threads=2)
@@ -73,7 +71,7 @@ def run(work):
     else:
         numbers = np.arange(count)
         table = np.stack([np.full(count, 7), 100 * numbers, np.full(count, 100)], axis=1)
-        bad = engine.open_gather(schedule, source, target, GatherPlan(numbers, np.arange(count + 1), table))
+        bad = engine.open_gather(schedule, source, target, as_pieces(numbers, np.arange(count + 1), table))
         assert not target[:100].any(), "plaintext of a bad chunk came out"
     if work.startswith("open"):
         assert not target[:CHUNK_SIZE].any(), "plaintext of a bad chunk came out"
@@ -82,16 +80,15 @@ def run(work):
     return bad
 
 def run_jobs(engine, key, work):
-    keys = MessageKeys.of([key])
+    keys = message_keys.MessageKeys.of([key])
     key.wipe()
     is_plain = work.startswith("jobs plain")
     target = np.zeros(int(work.removeprefix("jobs plain") or plain.size) if is_plain else plain.size, np.uint8)
     numbers = np.arange(count)
     table = np.stack([np.full(count, 7), 100 * numbers, np.full(count, 100)], axis=1)
-    plan = GatherPlan(numbers, np.arange(count + 1), table) if work == "jobs gather" else None
-    memory = HostMemory.of(target, writable=True)
-    given = (None, HostMemory.of(plain[:target.size])) if is_plain else (HostMemory.of(source), None)
-    bad = engine.open_jobs(Messages(keys, [target.size], [memory], *([each] for each in given), [plan], [None]))
+    plan = as_pieces(numbers, np.arange(count + 1), table) if work == "jobs gather" else None
+    given = {"plain": [plain[:target.size]]} if is_plain else {"sealed": [source]}
+    bad = engine.open_jobs(messages_of(keys, [target.size], [target], plans=[plan], **given))
     assert is_plain or not target[:100].any(), "plaintext of a bad chunk came out"
     target[:] = 0
     keys.wipe()
@@ -106,13 +103,12 @@ for work in works:
 OPENSSL_CHILD = """
 import os, signal, sys
 import numpy as np
-from fastrack._crypto.openssl import OpenSSLEngine
-from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto import cobblestone, openssl
 
 source = np.fromfile(sys.argv[1], np.uint8)
 target = np.zeros(source.size - 16, np.uint8)
-engine = OpenSSLEngine()
-assert engine.open_run(engine.expand_key(MessageKey(bytearray(range(1, 45)))), source, target, 0) == 0
+engine = openssl.OpenSSLEngine()
+assert engine.open_run(engine.expand_key(cobblestone.MessageKey(bytearray(range(1, 45)))), source, target, 0) == 0
 target[:] = 0
 os.kill(os.getpid(), signal.SIGSTOP)
 """

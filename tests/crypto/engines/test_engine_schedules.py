@@ -10,12 +10,11 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from helpers import engines, reference
 from helpers.cases import each
+from helpers.messages import raw_key
 from helpers.native_code import needs_compiler
 from helpers.runs import Runs, plan
 
-from fastrack._crypto import openssl, vector
-from fastrack._crypto.cobblestone import MessageKey
-from fastrack._crypto.known_answers import find_fault
+from fastrack._crypto import known_answers, openssl, vector
 from fastrack.errors import ClosedError
 
 NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
@@ -23,7 +22,7 @@ NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
 
 @pytest.fixture
 def schedule(engine_under_test, key):
-    return engine_under_test.expand_key(MessageKey.raw(key, NONCE))
+    return engine_under_test.expand_key(raw_key(key, NONCE))
 
 
 @pytest.fixture(params=engines.VECTOR_NAMES)
@@ -33,11 +32,11 @@ def vector_engine(request):
 
 @pytest.fixture
 def vector_schedule(vector_engine, key):
-    return vector_engine.expand_key(MessageKey.raw(key, NONCE))
+    return vector_engine.expand_key(raw_key(key, NONCE))
 
 
 def test_a_schedule_outlives_the_message_key_it_was_made_from(engine_under_test, key):
-    message_key = MessageKey.raw(key, NONCE)
+    message_key = raw_key(key, NONCE)
     runs = Runs(engine_under_test, key, NONCE)
     sealed = runs.seal(b"a secret")
     runs.schedule = engine_under_test.expand_key(message_key)
@@ -58,8 +57,8 @@ class LazyCipher:
 def test_an_openssl_schedule_outlives_the_message_key_whenever_that_is_read(key, monkeypatch):
     monkeypatch.setattr(openssl, "AESGCM", LazyCipher)
     engine = engines.make("openssl")
-    assert find_fault(engine) is None
-    message_key = MessageKey.raw(key, NONCE)
+    assert known_answers.find_fault(engine) is None
+    message_key = raw_key(key, NONCE)
     schedule = engine.expand_key(message_key)
     message_key.wipe()
     sealed = np.empty(116, np.uint8)
@@ -72,7 +71,7 @@ def test_an_openssl_schedule_outlives_the_message_key_whenever_that_is_read(key,
 
 
 def test_a_wiped_message_key_is_not_prepared(engine_under_test, key):
-    message_key = MessageKey.raw(key, NONCE)
+    message_key = raw_key(key, NONCE)
     message_key.wipe()
     with pytest.raises(ClosedError, match="wiped"):
         engine_under_test.expand_key(message_key)
@@ -80,7 +79,7 @@ def test_a_wiped_message_key_is_not_prepared(engine_under_test, key):
 
 @each("wiped", [True, False])
 def test_a_schedule_that_is_wiped_or_goes_away_leaves_zeros(vector_engine, key, wiped):
-    schedule = vector_engine.expand_key(MessageKey.raw(key, NONCE))
+    schedule = vector_engine.expand_key(raw_key(key, NONCE))
     memory = schedule._memory
     assert key in memory.tobytes()
     if wiped:
@@ -93,7 +92,7 @@ def test_a_schedule_that_is_wiped_or_goes_away_leaves_zeros(vector_engine, key, 
 
 
 def test_a_wiped_openssl_schedule_drops_its_cipher_and_nonce(key):
-    schedule = engines.make("openssl").expand_key(MessageKey.raw(key, NONCE))
+    schedule = engines.make("openssl").expand_key(raw_key(key, NONCE))
     schedule.wipe()
     assert (schedule._cipher, schedule._nonce) == (None, b"")
 
@@ -151,7 +150,7 @@ def test_a_vector_schedule_holds_the_round_keys_of_fips_197(vector_engine):
         ("2b7e151628aed2a6abf7158809cf4f3c", "d014f9a8c9ee2589e13f0cc8b6630ca6"),
         ("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4", "fe4890d1e6188d0b046df344706c631e"),
     ):
-        schedule = vector_engine.expand_key(MessageKey.raw(bytes.fromhex(text), NONCE))
+        schedule = vector_engine.expand_key(raw_key(bytes.fromhex(text), NONCE))
         rounds = {32: 10, 64: 14}[len(text)]
         for lane in range(4):
             assert ctypes.string_at(schedule.address + 64 * rounds + 16 * lane, 16).hex() == last

@@ -7,12 +7,9 @@ import numpy as np
 import pytest
 from helpers import reference
 from helpers.meddler import shared_with_a_meddler
+from helpers.messages import messages_of, raw_key
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, noise
 from helpers.runs import Runs, plan
-
-from fastrack._crypto.base import HostMemory, Messages
-from fastrack._crypto.cobblestone import MessageKey
-from fastrack._crypto.message_keys import MessageKeys
 
 KEY = bytes(range(32))
 # Whole groups, whole blocks and a part of one: every way in which an engine reads.
@@ -75,13 +72,12 @@ def test_ciphertext_that_changes_while_many_messages_are_opened_gives_plaintext_
     pieces, size = plan([(0, 9000), (9000, PLAIN.size - 9000)])
     assert size == PLAIN.size
     out = np.empty((3, PLAIN.size), np.uint8)
-    targets = [HostMemory.of(each, writable=True) for each in out]
     with shared_with_a_meddler(tmp_path / "sealed", SEALED, PLACES) as source:
 
         def attempt():
-            keys = MessageKeys.of([MessageKey.raw(KEY, bytes(12))] * 3)
-            columns = [HostMemory.of(source)] * 3, [None] * 3, [None, pieces, None], [None] * 3
-            bad = engine_under_test.open_jobs(Messages(keys, [PLAIN.size] * 3, targets, *columns))
+            plans = [None, pieces, None]
+            messages = messages_of([raw_key(KEY)] * 3, [PLAIN.size] * 3, out, sealed=[source] * 3, plans=plans)
+            bad = engine_under_test.open_jobs(messages)
             found = [((n, chunk), v) for n, opened in enumerate(out) for chunk, v in enumerate(verdicts(opened))]
             assert bad == next((place for place, verdict in found if verdict != "opened"), None)
             assert "forged" not in {verdict for _, verdict in found}

@@ -14,7 +14,6 @@ from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
 from helpers.runs import Runs, flip
 
 from fastrack._crypto import workers
-from fastrack._crypto.workers import default_threads
 
 
 def test_sixteen_threads_share_an_engine(make_engine):
@@ -51,7 +50,7 @@ def test_a_forked_child_starts_its_own_threads(make_engine):
         alone = {box.state for box in all_boxes()} == {workers.NONE}
         right = runs.open(sealed) == (None, plain) and runs.open(altered)[0] == 300
         helped = {box.state for box in all_boxes()} == {workers.NONE, workers.FREE}
-        return alone and right and helped == (runs.engine.threads > 1 < default_threads())
+        return alone and right and helped == (runs.engine.threads > 1 < workers.default_threads())
 
     assert [in_forked_child(work) for _ in range(3)] == [True] * 3
     assert runs.open(sealed) == (None, plain)
@@ -84,11 +83,10 @@ def test_a_run_while_the_interpreter_exits_is_done_by_the_caller_alone():
     code = """
 import atexit
 import numpy as np
-from fastrack._crypto.engine import get_engine
-from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto import cobblestone, engine as engines
 
-opener = get_engine(threads=4)
-schedule = opener.expand_key(MessageKey.raw(bytes(32), bytes(12)))
+opener = engines.get_engine(threads=4)
+schedule = opener.expand_key(cobblestone.MessageKey.raw(bytes(32), bytes(12)))
 plain = np.arange(8 * 1024**2, dtype=np.uint8)
 sealed = np.empty(plain.size + 16 * 512, np.uint8)
 opener.seal_run(schedule, plain, sealed, 0)

@@ -9,8 +9,7 @@ from helpers.cases import each
 from helpers.llvm import binding, ir
 
 from fastrack._crypto.isa import INSTRUCTION_SETS, InstructionSet
-from fastrack._crypto.native import gcm_ranges, gcm_reencrypt
-from fastrack._crypto.native.gcm_ir import Variant, chunk_function, define_chunk
+from fastrack._crypto.native import gcm_ir, gcm_ranges, gcm_reencrypt
 
 TRIPLE = "x86_64-unknown-linux-gnu"
 REGISTERS = {16: "xmm", 32: "ymm", 64: "zmm"}
@@ -24,7 +23,7 @@ OTHERS = {
 }  # of functions with six arguments
 NATIVE = [form for form in INSTRUCTION_SETS.values() if form.architecture == "x86"]
 each_form, each_native_form = (
-    each("variant", [Variant(bits, form) for bits in (128, 256) for form in forms])
+    each("variant", [gcm_ir.Variant(bits, form) for bits in (128, 256) for form in forms])
     for forms in ([*NATIVE, InstructionSet("x86", 32, 16), InstructionSet("x86", 64, 32)], NATIVE)
 )
 
@@ -41,9 +40,9 @@ def compiled(name, variant):
     machine = target.create_target_machine(cpu="x86-64", opt=3)
     module = ir.Module()
     if name in OTHERS:
-        define_chunk(module, variant, name, 6, OTHERS[name]).linkage = "external"
+        gcm_ir.define_chunk(module, variant, name, 6, OTHERS[name]).linkage = "external"
     else:
-        chunk_function(module, variant, name).linkage = "external"
+        gcm_ir.chunk_function(module, variant, name).linkage = "external"
     parsed = binding.parse_assembly(str(module))
     parsed.triple = TRIPLE
     parsed.verify()
@@ -182,4 +181,4 @@ def print_instructions_without_asking_them(monkeypatch):
 def test_code_whose_loads_cannot_be_marked_is_not_made(monkeypatch, name, change):
     change(monkeypatch)
     with pytest.raises(RuntimeError, match="expected llvmlite to print 'load volatile', got "):
-        chunk_function(ir.Module(), Variant(128, InstructionSet("x86", 32, 16)), name)
+        gcm_ir.chunk_function(ir.Module(), gcm_ir.Variant(128, InstructionSet("x86", 32, 16)), name)

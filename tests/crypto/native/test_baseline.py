@@ -17,10 +17,9 @@ import sys
 from pathlib import Path
 
 os.environ |= {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_OPT": "0"}
-from fastrack._crypto.native.compiler import TARGETS
-from fastrack._crypto.native.build import make_object
+from fastrack._crypto.native import build, compiler
 
-Path(sys.argv[2]).write_bytes(make_object(TARGETS[sys.argv[1]], name="_native"))
+Path(sys.argv[2]).write_bytes(build.make_object(compiler.TARGETS[sys.argv[1]], name="_native"))
 """
 
 

@@ -31,12 +31,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from helpers import reference
 from helpers.cases import each
 
-from fastrack._crypto import native
-from fastrack._crypto.base import SEALS, VALUES, WHOLE, WIDENS, HostMemory, Scaling, scaling_row
-from fastrack._crypto.cobblestone import DERIVED_SIZE, PREFIXES
-from fastrack._crypto.vector import SCHEDULE_SIZE, derivation_table
-from fastrack._crypto.widening import widen
-from fastrack._crypto.workers import NONE_BAD
+from fastrack._crypto import base, cobblestone, native, vector, widening, workers
 from fastrack.format import CHUNK_SIZE, COMMITMENT_SIZE, SALT_SIZE, SEALED_CHUNK_SIZE
 
 pytestmark = [
@@ -118,7 +113,7 @@ def parts_of(plain):
 def message_cases(form, size):
     """Return cases of keys and of messages, with a key of so many bytes."""
     key, bits = bytes(range(size)), 8 * size
-    keys = {"material": key + NONCE, "schedule": bytes(SCHEDULE_SIZE)}
+    keys = {"material": key + NONCE, "schedule": bytes(vector.SCHEDULE_SIZE)}
     expand = f"expand_key_{form}", [bits, "schedule", "material"]
     round_keys = b"".join(4 * each for each in reference.round_keys(key))
     expected, hidden = {"schedule": round_keys}, {"schedule": len(round_keys) + POWERS_SIZE + len(NONCE)}
@@ -127,10 +122,10 @@ def message_cases(form, size):
     sealed = reference.seal(key, NONCE, PLAIN, FIRST, ends=False)
     memory = keys | {"plain": PLAIN, "sealed": bytes(len(sealed))}
     calls, expected, hidden = [expand, (f"seal_run_{form}", work)], {"sealed": sealed}, {"sealed": len(sealed)}
-    yield Case("seal_run", ["material", "plain"], memory, calls, NONE_BAD, expected, hidden)
+    yield Case("seal_run", ["material", "plain"], memory, calls, workers.NONE_BAD, expected, hidden)
     for altered in ALTERED:
-        bad = min(altered, default=NONE_BAD)
-        first_bad = bad if bad == NONE_BAD else FIRST + bad
+        bad = min(altered, default=workers.NONE_BAD)
+        first_bad = bad if bad == workers.NONE_BAD else FIRST + bad
         memory = keys | {"sealed": alter(sealed, altered), "plain": bytes(SIZE)}
         work = [bits, "schedule", "sealed", "plain", FIRST, CHUNKS, SIZE, *ALONE]
         for name, plain in ("open_run", without(altered)), ("verify_run", bytes(SIZE)):
@@ -144,9 +139,9 @@ def message_cases(form, size):
         yield Case("open_gather", ["material"], memory, calls, bad, {"parts": parts})
         memory |= {"plain": PLAIN, "opened": bytes(SIZE), "passed": bytes(SIZE)}
         memory["jobs"] = [
-            *("material", bits, "sealed", "opened", SIZE, 0, WHOLE, 0, 0),
+            *("material", bits, "sealed", "opened", SIZE, 0, base.WHOLE, 0, 0),
             *("material", bits, "sealed", "parts", SIZE, CHUNKS, "chunks", "starts", "rows"),
-            *("material", bits, "plain", "passed", SIZE, 2 * CHUNKS, SEALS, 0, 0),
+            *("material", bits, "plain", "passed", SIZE, 2 * CHUNKS, base.SEALS, 0, 0),
         ]
         expected = {"opened": without(altered), "parts": parts, "passed": PLAIN}
         calls = [(f"open_jobs_{form}", ["jobs", 3, 3 * CHUNKS, *ALONE])]
@@ -162,23 +157,23 @@ def widen_cases(form, size):
     """Return cases of widening, with scales that are secret as well."""
     key, bits = bytes(range(size)), 8 * size
     values = np.frombuffer(PLAIN, np.uint8)
-    for number, dtype in enumerate(VALUES):
+    for number, dtype in enumerate(base.VALUES):
         for is_wide, (tall, wide) in enumerate([(3, 128), (1, COLUMNS)]):
             across = -(-COLUMNS // wide)
             scales = np.resize(np.float32(np.roll(UNUSUAL, number)), across * -(-SIZE // (COLUMNS * tall)))
             scales = scales if is_wide else (scales.view(np.uint32) >> 16).astype(np.uint16)
-            memory = HostMemory.of(scales.view(np.uint8))
-            scaling = Scaling(memory, "F32" if is_wide else "BF16", dtype, COLUMNS, tall, wide)
-            widened = widen(values, 0, scaling).tobytes()
+            memory = base.HostMemory.of(scales.view(np.uint8))
+            scaling = base.Scaling(memory, "F32" if is_wide else "BF16", dtype, COLUMNS, tall, wide)
+            widened = widening.widen(values, 0, scaling).tobytes()
             for altered in ALTERED[:2]:
-                bad = min(altered, default=NONE_BAD)
+                bad = min(altered, default=workers.NONE_BAD)
                 expected = bytearray(widened)
                 for chunk in altered:
                     expected[2 * chunk * CHUNK_SIZE : 2 * (chunk + 1) * CHUNK_SIZE] = bytes(2 * CHUNK_SIZE)
                 sealed = alter(reference.seal(key, NONCE, PLAIN, ends=False), altered)
                 words = {"material": key + NONCE, "sealed": sealed, "wide": bytes(2 * SIZE), "scales": scales.tobytes()}
-                words["scaling"] = ["scales", *scaling_row(scaling, SIZE)[1:]]
-                words["jobs"] = ["material", bits, "sealed", "wide", SIZE, 0, WIDENS, "scaling", 0]
+                words["scaling"] = ["scales", *base.scaling_row(scaling, SIZE)[1:]]
+                words["jobs"] = ["material", bits, "sealed", "wide", SIZE, 0, base.WIDENS, "scaling", 0]
                 calls = [(f"open_jobs_{form}", ["jobs", 1, CHUNKS, *ALONE])]
                 yield Case("widen", ["material", "scales"], words, calls, bad, {"wide": bytes(expected)})
 
@@ -193,13 +188,18 @@ def derivation_cases(form, size):
             headers, expected = [], b""
             for number, context in enumerate(contexts):
                 salt = bytes([number]) * SALT_SIZE
-                row = HKDFExpand(SHA512(), written, PREFIXES[size] + salt + context).derive(secret)
-                expected += row.ljust(DERIVED_SIZE, b"\0")
+                row = HKDFExpand(SHA512(), written, cobblestone.PREFIXES[size] + salt + context).derive(secret)
+                expected += row.ljust(cobblestone.DERIVED_SIZE, b"\0")
                 commitment = bytearray(row[size + len(NONCE) :][:COMMITMENT_SIZE])
                 commitment[-1] ^= number == bad
                 headers.append(salt + commitment)
-            text, table = derivation_table(secret, headers, contexts, range(count))
-            memory = {"secret": secret, "text": text, "table": list(table), "rows": bytes(count * DERIVED_SIZE)}
+            text, table = vector.derivation_table(secret, headers, contexts, range(count))
+            memory = {
+                "secret": secret,
+                "text": text,
+                "table": list(table),
+                "rows": bytes(count * cobblestone.DERIVED_SIZE),
+            }
             calls = [(f"derive_keys_{form}", [["secret"], size, ["text"], ["table"], count, ["rows"]])]
             found, hidden = count if bad is None else bad, {"rows": count * written}
             yield Case("derive_keys", ["secret"], memory, calls, found, {"rows": expected}, hidden)

@@ -8,7 +8,6 @@ import pytest
 from helpers.cases import each
 
 from fastrack._crypto import isa, native
-from fastrack._crypto.isa import INSTRUCTION_SETS, supported_instruction_sets
 
 # Where the manuals have each flag: leaf, register and bit (Intel SDM, volume 2, CPUID; AMD APM, volume 3, appendix E).
 EAX, EBX, ECX = range(3)
@@ -105,48 +104,49 @@ def use(monkeypatch):
 )
 def test_a_cpu_gets_the_forms_that_it_can_run(use, flags, saved, expected):
     use(StandIn(flags, saved))
-    assert supported_instruction_sets() == expected
+    assert isa.supported_instruction_sets() == expected
 
 
 @each("name", FLAGS)
 def test_no_form_is_chosen_without_one_of_its_flags(use, name):
     use(StandIn({flag: place for flag, place in ICE_LAKE.items() if flag != name}))
-    assert supported_instruction_sets() == (() if name in NARROW else ALL[1:] if name in LEVEL_4 | VBMI else ALL[2:])
+    expected = () if name in NARROW else ALL[1:] if name in LEVEL_4 | VBMI else ALL[2:]
+    assert isa.supported_instruction_sets() == expected
 
 
 def test_no_form_is_chosen_by_flags_that_are_not_its_own(use):
     own = {*FLAGS.values(), OSXSAVE}
     places = [(leaf, register, bit) for leaf in (1, 7, EXTENDED + 1) for register in range(4) for bit in range(32)]
     use(StandIn({place: place for place in places if place not in own}))
-    assert supported_instruction_sets() == ()
+    assert isa.supported_instruction_sets() == ()
 
 
 def test_registers_that_no_program_may_ask_for_are_not_used(use):
     use(StandIn(ICE_LAKE, None))  # without OSXSAVE, as under the kernel's option "noxsave"
-    assert supported_instruction_sets() == ("aesni",)
+    assert isa.supported_instruction_sets() == ("aesni",)
 
 
 @each("saved", [0, X87, X87 | XMM, X87 | YMM, AVX512_STATE & ~YMM, AVX512_STATE & ~XMM])
 def test_wide_registers_that_the_kernel_does_not_save_are_not_used(use, saved):
     use(StandIn(ICE_LAKE, saved))
-    assert supported_instruction_sets() == ("aesni",)
+    assert isa.supported_instruction_sets() == ("aesni",)
 
 
 @each("absent", [MASKS, ZMM_UPPER, ZMM_16_TO_31, MASKS | ZMM_UPPER | ZMM_16_TO_31])
 def test_the_widest_registers_are_used_only_if_the_kernel_saves_all_of_their_state(use, absent):
     use(StandIn(ICE_LAKE, (AVX512_STATE | AMX) & ~absent))  # as under "clearcpuid=avx512f"
-    assert supported_instruction_sets() == ("vaes-256", "aesni")
+    assert isa.supported_instruction_sets() == ("vaes-256", "aesni")
 
 
 def test_a_leaf_beyond_the_highest_tells_nothing(use):
     for highest in (1, 2, 6):  # as where firmware limits the leaves for an old system
         use(StandIn(ICE_LAKE, highest=highest))
-        assert supported_instruction_sets() == ("aesni",)
+        assert isa.supported_instruction_sets() == ("aesni",)
     use(StandIn(ICE_LAKE, highest=0))
-    assert supported_instruction_sets() == ()
+    assert isa.supported_instruction_sets() == ()
     for highest in (0, EXTENDED):
         use(StandIn(ICE_LAKE, highest_extended=highest))
-        assert supported_instruction_sets() == ("aesni",)
+        assert isa.supported_instruction_sets() == ("aesni",)
 
 
 # Of <asm/hwcap.h> of Linux for arm64.
@@ -169,12 +169,12 @@ FP, ASIMD, EVTSTRM, AES, PMULL, SHA1, SHA2, CRC32, ATOMICS = (1 << bit for bit i
 )
 def test_an_arm_cpu_gets_the_form_if_the_kernel_tells_of_its_instructions(use, word, expected):
     use(ArmStandIn(word))
-    assert supported_instruction_sets() == expected
+    assert isa.supported_instruction_sets() == expected
 
 
 def test_there_are_no_forms_without_machine_code(use):
     use(None)
-    assert supported_instruction_sets() == ()
+    assert isa.supported_instruction_sets() == ()
 
 
 # The manuals, as others read them
@@ -191,7 +191,7 @@ NAMES = [entry.split() for entry in NAMES.split(";")]
 
 
 def test_every_flag_that_a_form_needs_has_a_name_here():
-    needed = set().union(*(isa._needed(form) for form in INSTRUCTION_SETS.values() if form.architecture == "x86"))
+    needed = set().union(*(isa._needed(form) for form in isa.INSTRUCTION_SETS.values() if form.architecture == "x86"))
     assert {name for name, _, _ in NAMES} == needed - {"x86"}
     assert {name for _, _, name in NAMES} == set(FLAGS)
 

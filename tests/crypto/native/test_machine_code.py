@@ -11,9 +11,7 @@ from helpers.native_code import build, needs_compiler
 from helpers.processes import run_python
 
 from fastrack import DeviceError
-from fastrack._crypto import native
-from fastrack._crypto.isa import supported_instruction_sets
-from fastrack._crypto.workers import NONE_BAD
+from fastrack._crypto import isa, native, workers
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="there is no native extension")
 FIRST_TRANSFER = """
@@ -69,7 +67,7 @@ def test_wrong_arguments_are_refused_before_the_call(count):
 
 
 def test_minus_one_is_a_number_and_no_error():
-    assert native.functions().copy_chunks(0, 0, 0, -1, 1, 0, 0, 0, 0) == NONE_BAD
+    assert native.functions().copy_chunks(0, 0, 0, -1, 1, 0, 0, 0, 0) == workers.NONE_BAD
 
 
 def test_memory_is_given_back_after_a_call_and_after_one_that_was_refused(count):
@@ -83,7 +81,7 @@ def test_memory_is_given_back_after_a_call_and_after_one_that_was_refused(count)
 
 
 def test_every_form_has_every_function():
-    names = {name: set(vars(native.functions(name))) for name in supported_instruction_sets()}
+    names = {name: set(vars(native.functions(name))) for name in isa.supported_instruction_sets()}
     runs = {"open_run", "seal_run", "verify_run", "open_gather", "open_jobs", "expand_key", "derive_keys"}
     for name, functions in names.items():
         assert functions == runs, name
@@ -93,7 +91,7 @@ def test_every_form_has_every_function():
 
 
 def test_a_first_transfer_loads_neither_numba_nor_llvmlite():
-    assert run_python(FIRST_TRANSFER, FASTRACK_ENGINE="").split() == [(*supported_instruction_sets(), "openssl")[0]]
+    assert run_python(FIRST_TRANSFER, FASTRACK_ENGINE="").split() == [(*isa.supported_instruction_sets(), "openssl")[0]]
 
 
 def test_a_module_of_other_sources_is_refused(monkeypatch, tmp_path):
@@ -154,7 +152,7 @@ def test_a_process_may_compile_for_itself():
     examine += "print(read()['path'], read()['made_by'])"
     said = run_python(f"{FIRST_TRANSFER}\n{examine}", limit=240, FASTRACK_ENGINE="jit").splitlines()
     engine, *loaded = said[0].split()
-    assert engine == (*supported_instruction_sets(), "openssl")[0]
+    assert engine == (*isa.supported_instruction_sets(), "openssl")[0]
     assert loaded == ["llvmlite", "numba"]
     assert re.fullmatch(r"None numba [\d.]+, LLVM [\d.]+", said[1])
 

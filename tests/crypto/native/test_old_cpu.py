@@ -64,8 +64,7 @@ def test_an_older_cpu_seals_and_opens_what_this_one_opens_and_seals(exchange, cp
 COPY = """
 import ctypes
 import sys
-from fastrack._crypto import native, workers
-from fastrack._crypto.isa import supported_instruction_sets
+from fastrack._crypto import isa, native, workers
 
 source = bytearray(range(251)) * 9_001
 target = bytearray(len(source))
@@ -73,7 +72,7 @@ addresses = [ctypes.addressof(ctypes.c_char.from_buffer(buffer)) for buffer in (
 count = -(-len(source) // (16384 + 16))
 code = native.load()
 bad = workers.run(code.copy_chunks, (*addresses, count, len(source)), count, 4, threshold=1, waking_threshold=1)
-print(supported_instruction_sets(), bad, target == source, "numpy" in sys.modules)
+print(isa.supported_instruction_sets(), bad, target == source, "numpy" in sys.modules)
 """
 
 
