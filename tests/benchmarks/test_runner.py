@@ -8,25 +8,18 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from helpers import measuring
+from helpers.cuda_rig import sized
 from helpers.fake_cuda import MODES, FakeDriver
 from helpers.host_gpu import standing_in
 
 from fastrack import AuthenticationError
-from fastrack._bench import paths as bounce
-from fastrack._bench import steps
-from fastrack._bench.endpoints import DIRECTIONS, OVERLAP
-from fastrack._bench.measure import BOUNCE, COPY, Times, interleave, timed_rounds
-from fastrack._bench.runner import ablate
-from fastrack._bench.steps import DIRECT, PARALLEL, STEPS, open_steps
-from fastrack._devices.cuda.device import CudaDevice
+from fastrack._bench import endpoints, measure, paths, runner, steps
 from fastrack.format import CHUNK_SIZE
 
 NBYTES = 5 * CHUNK_SIZE + 77
 
 
-class SmallDevice(CudaDevice):
-    max_slab_size = 2 * CHUNK_SIZE
-    first_slab_size = CHUNK_SIZE
+SmallDevice = sized(most=2, first=1)
 
 
 @pytest.fixture
@@ -56,16 +49,16 @@ def stand_in(monkeypatch, mode):
 @pytest.mark.parametrize("device", ["cpu", *MODES], indirect=True)
 @pytest.mark.slow
 def test_every_step_delivers_what_it_was_given(device):
-    for direction, nbytes, bits in product(DIRECTIONS, (1, CHUNK_SIZE, NBYTES), (128, 256)):
-        with open_steps(direction, nbytes, device=device, bits=bits) as opened:
-            assert tuple(step.name for step in opened.steps) == STEPS
+    for direction, nbytes, bits in product(endpoints.DIRECTIONS, (1, CHUNK_SIZE, NBYTES), (128, 256)):
+        with steps.open_steps(direction, nbytes, device=device, bits=bits) as opened:
+            assert tuple(step.name for step in opened.steps) == steps.STEPS
             opened.check()
             opened.check()
 
 
 def test_a_step_that_delivers_something_else_is_noticed(device):
-    for direction in DIRECTIONS:
-        with open_steps(direction, NBYTES, device=device) as opened:
+    for direction in endpoints.DIRECTIONS:
+        with steps.open_steps(direction, NBYTES, device=device) as opened:
             for number, step in enumerate(opened.steps):
                 spoilt = dataclasses.replace(step, run=lambda: None, read=lambda _: np.zeros(NBYTES, np.uint8))
                 others = steps.Steps([*opened.steps[:number], spoilt], opened._plain, opened._forget)
@@ -74,7 +67,7 @@ def test_a_step_that_delivers_something_else_is_noticed(device):
 
 
 def test_what_an_earlier_step_left_behind_is_not_taken_for_a_result(device):
-    with open_steps("to_device", NBYTES, device=device) as opened:
+    with steps.open_steps("to_device", NBYTES, device=device) as opened:
         opened.check()
         idle = dataclasses.replace(opened.steps[-1], run=lambda: None)
         with pytest.raises(RuntimeError, match="plain copy"):
@@ -93,8 +86,8 @@ def tampered(place):
         original(target, source)
         target[place] ^= 1
 
-    original = bounce.copy
-    with patch.object(bounce, "copy", spoil), patch.object(steps, "copy", spoil):
+    original = paths.copy
+    with patch.object(paths, "copy", spoil), patch.object(steps, "copy", spoil):
         yield
 
 
@@ -102,8 +95,8 @@ PLACES = (0, NBYTES // 2, -30)
 
 
 def test_an_altered_message_is_refused_on_cpu_and_leaves_zeros():
-    for name, place in product((BOUNCE, DIRECT, PARALLEL), PLACES):
-        with open_steps("to_device", NBYTES) as opened:
+    for name, place in product((measure.BOUNCE, steps.DIRECT, steps.PARALLEL), PLACES):
+        with steps.open_steps("to_device", NBYTES) as opened:
             step = step_of(opened, name)
             with tampered(place), pytest.raises(AuthenticationError):
                 step.run()
@@ -111,11 +104,11 @@ def test_an_altered_message_is_refused_on_cpu_and_leaves_zeros():
 
 
 def test_what_was_altered_on_the_way_to_the_host_is_refused_there_and_by_the_owner():
-    with open_steps("to_host", NBYTES) as opened:
+    with steps.open_steps("to_host", NBYTES) as opened:
         for place in PLACES:
             with tampered(place), pytest.raises(AuthenticationError):
-                step_of(opened, BOUNCE).run()
-        for name in (DIRECT, PARALLEL):
+                step_of(opened, measure.BOUNCE).run()
+        for name in (steps.DIRECT, steps.PARALLEL):
             step = step_of(opened, name)
             with tampered(NBYTES // 2), pytest.raises(AuthenticationError):
                 step.read(step.run())
@@ -132,12 +125,12 @@ def launched(driver, step):
 
 def test_one_block_works_a_chain_and_all_of_them_work_what_is_parallel(driver):
     for direction, kernel, small in (("to_device", "open_256", "small_256"), ("to_host", "seal_256", "seal_256")):
-        with open_steps(direction, NBYTES, device="cuda:0") as opened:
+        with steps.open_steps(direction, NBYTES, device="cuda:0") as opened:
             by_name = {step.name: launched(driver, step) for step in opened.steps}
-        assert by_name[BOUNCE] == by_name[DIRECT] == [(kernel, 1)]
-        assert by_name[PARALLEL] == [(small, 6)]  # as many as there are chunks
-        assert len(by_name[OVERLAP]) > 1
-        assert by_name[COPY] == []
+        assert by_name[measure.BOUNCE] == by_name[steps.DIRECT] == [(kernel, 1)]
+        assert by_name[steps.PARALLEL] == [(small, 6)]  # as many as there are chunks
+        assert len(by_name[endpoints.OVERLAP]) > 1
+        assert by_name[measure.COPY] == []
 
 
 # How it is counted.
@@ -145,27 +138,28 @@ def test_one_block_works_a_chain_and_all_of_them_work_what_is_parallel(driver):
 
 @pytest.mark.usefixtures("driver")
 def test_on_a_gpu_overlap_hides_passes_and_saves_none():
-    with open_steps("to_device", NBYTES, device="cuda:0") as opened:
+    with steps.open_steps("to_device", NBYTES, device="cuda:0") as opened:
         traffic = {step.name: step.traffic for step in opened.steps}
-    assert traffic == {BOUNCE: 8, DIRECT: 6, PARALLEL: 6, OVERLAP: 6, COPY: 2}
+    assert traffic == {measure.BOUNCE: 8, steps.DIRECT: 6, steps.PARALLEL: 6, endpoints.OVERLAP: 6, measure.COPY: 2}
 
 
 def test_a_hundred_runs_have_a_p99_and_fewer_have_none():
-    assert Times([1.0] * 99, 1.0).p99 is None
-    assert Times([1.0] * 99 + [101.0], 1.0).p99 == pytest.approx(2.0)  # between the last two, a hundredth of the way
-    assert Times([1.0, 2.0, 3.0, 4.0, 5.0], 1.0).quartiles == (2.0, 4.0)
-    assert Times([1.0], 1.0).quartiles == (1.0, 1.0)
+    assert measure.Times([1.0] * 99, 1.0).p99 is None
+    p99 = measure.Times([1.0] * 99 + [101.0], 1.0).p99
+    assert p99 == pytest.approx(2.0)  # between the last two, a hundredth of the way
+    assert measure.Times([1.0, 2.0, 3.0, 4.0, 5.0], 1.0).quartiles == (2.0, 4.0)
+    assert measure.Times([1.0], 1.0).quartiles == (1.0, 1.0)
 
 
 def test_rounds_call_each_in_turn_after_it_has_settled():
     order = []
     runs = {name: lambda name=name: order.append(name) for name in "ab"}
-    times = timed_rounds(runs, 2, settle=1)
+    times = measure.timed_rounds(runs, 2, settle=1)
     assert "".join(order) == "aabb" * 2
     assert [len(found.seconds) for found in times.values()] == [2, 2]
     assert all(found.cpu >= 0 for found in times.values())
     order.clear()
-    assert [len(seconds) for seconds in interleave(runs, 2).values()] == [2, 2]
+    assert [len(seconds) for seconds in measure.interleave(runs, 2).values()] == [2, 2]
     assert "".join(order) == "ab" * 3  # the first to warm up
 
 
@@ -176,14 +170,14 @@ def few(monkeypatch):
 
 @pytest.mark.usefixtures("few")
 def test_ratios_follow_from_times():
-    rows = ablate([1 / 16], repeat=3)[: len(STEPS)]
+    rows = runner.ablate([1 / 16], repeat=3)[: len(steps.STEPS)]
     seconds = {row.step: row.seconds for row in rows}
-    for row, previous in zip(rows, [None, *STEPS], strict=False):
-        assert row.over_bounce == pytest.approx(seconds[BOUNCE] / row.seconds)
-        assert row.of_copy == pytest.approx(seconds[COPY] / row.seconds)
-        assert row.cost == pytest.approx(row.seconds / seconds[COPY])
+    for row, previous in zip(rows, [None, *steps.STEPS], strict=False):
+        assert row.over_bounce == pytest.approx(seconds[measure.BOUNCE] / row.seconds)
+        assert row.of_copy == pytest.approx(seconds[measure.COPY] / row.seconds)
+        assert row.cost == pytest.approx(row.seconds / seconds[measure.COPY])
         assert row.gbps == pytest.approx((1 << 16) / row.seconds / 1e9)
-        if row.step in {BOUNCE, COPY}:
+        if row.step in {measure.BOUNCE, measure.COPY}:
             assert row.over_previous is None
         else:
             assert row.over_previous == pytest.approx(seconds[previous] / row.seconds)

@@ -8,7 +8,6 @@ from helpers.cases import each
 from helpers.stub_cuda import StubCuda
 
 from fastrack._devices.cuda import captures
-from fastrack._devices.cuda.captures import BesideCaptures
 
 
 @pytest.fixture
@@ -21,8 +20,8 @@ def libcuda(monkeypatch):
 @each("before", [0, 1, 2])
 def test_the_mode_of_the_thread_is_restored_whatever_happens(libcuda, before):
     libcuda.mode = before
-    with BesideCaptures():
-        with pytest.raises(KeyError), BesideCaptures():
+    with captures.BesideCaptures():
+        with pytest.raises(KeyError), captures.BesideCaptures():
             raise KeyError
         assert libcuda.mode == captures.THREAD_LOCAL
     assert libcuda.mode == before
@@ -30,7 +29,7 @@ def test_the_mode_of_the_thread_is_restored_whatever_happens(libcuda, before):
 
 def test_a_mode_that_could_not_be_set_is_not_restored(libcuda):
     libcuda.status[captures.EXCHANGE_MODE] = [4, 0]
-    with BesideCaptures():
+    with captures.BesideCaptures():
         assert libcuda.mode == 0
     assert libcuda.status[captures.EXCHANGE_MODE] == [0]
 
@@ -41,6 +40,6 @@ def test_without_libcuda_nothing_is_exchanged(monkeypatch):
 
     monkeypatch.setattr(ctypes, "PyDLL", refuse)
     captures.find_exchange.cache_clear()
-    with BesideCaptures():
+    with captures.BesideCaptures():
         pass
     captures.find_exchange.cache_clear()

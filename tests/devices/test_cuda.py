@@ -8,16 +8,11 @@ import pytest
 from helpers.cases import each
 from helpers.cuda_rig import Message, Rig
 from helpers.fake_cuda import MODES, FakeDriver
-from helpers.runs import as_pieces
+from helpers.runs import as_pieces, plan_of_rows
 
 from fastrack import DeviceError
-from fastrack._crypto.gather import GatherPlan
 from fastrack._devices.base import BAD_PLAN, Segment
-from fastrack._devices.cuda import device
-from fastrack._devices.cuda.device import CudaDevice
-from fastrack._devices.cuda.gather_plan import align, seal_plan
-from fastrack._devices.cuda.link import ROW_SIZE
-from fastrack._sealed.indexing import plan_rows
+from fastrack._devices.cuda import device, gather_plan, link
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, ciphertext_size
 
 SIZES = [0, 1, 16, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 4 * CHUNK_SIZE, 9 * CHUNK_SIZE + 77]
@@ -29,7 +24,7 @@ OTHER = Message(7 * CHUNK_SIZE + 5, seed=1)
 
 def pieces_of(message, rows, row=1000):
     count = message.plain.size // row
-    plan = plan_rows(np.asarray(rows), (count, row), count * row)
+    plan = plan_of_rows(np.asarray(rows), (count, row), count * row)
     expected = message.plain[: count * row].reshape(count, row)[rows].reshape(-1)
     return plan.ranges().pieces(), expected
 
@@ -72,7 +67,7 @@ def test_rows_are_gathered(bits, mode):
 def test_the_short_last_chunk_is_gathered():
     rig = Rig()
     size = LONG.plain.size
-    pieces = GatherPlan(np.array([2, 9]), np.array([0, 1, 2]), np.array([[5, 70, 10], [7, 0, 70]]))
+    pieces = as_pieces([2, 9], [0, 1, 2], [[5, 70, 10], [7, 0, 70]])
     array = rig.array(80)
     assert rig.gather(LONG, pieces, array).result() is None
     expected = np.concatenate([LONG.plain[size - 70 :], LONG.plain[2 * CHUNK_SIZE + 5 :][:10]])
@@ -259,7 +254,7 @@ def test_a_plan_that_is_altered_on_the_bus_is_noticed_and_the_result_is_zeros(pl
     pieces, expected = pieces_of(LONG, ROWS)
     rig = Rig(chunks=16)
     array = rig.driver.array(np.full(expected.size, 0x5A, np.uint8))
-    behind = SEALED_CHUNK_SIZE * len(pieces.chunks) + ROW_SIZE + TAG_SIZE
+    behind = SEALED_CHUNK_SIZE * len(pieces.chunks) + link.ROW_SIZE + TAG_SIZE
     rig.driver.flips = {rig.driver.calls["upload"] + 1: behind + place if place >= 0 else place}
     assert rig.gather(LONG, pieces, array).result() == BAD_PLAN
     assert not rig.driver.read(array).any()
@@ -276,7 +271,7 @@ def test_a_plan_of_many_chunks_is_noticed_whichever_is_altered_and_nothing_of_it
     for chunk in (0, 13, 27):
         rig = Rig(chunks=80)
         array = rig.driver.array(np.full(expected.size, 0x5A, np.uint8))
-        behind = align(ciphertext_size(LONG.plain.size)) + ROW_SIZE + TAG_SIZE
+        behind = gather_plan.align(ciphertext_size(LONG.plain.size)) + link.ROW_SIZE + TAG_SIZE
         rig.driver.flips = {rig.driver.calls["upload"] + 1: behind + SEALED_CHUNK_SIZE * chunk + 50}
         assert rig.gather(LONG, pieces, array).result() == BAD_PLAN
         assert not rig.driver.read(array).any()
@@ -311,7 +306,7 @@ def test_plans_cross_the_bus_sealed_each_under_a_nonce_of_its_own(monkeypatch):
     behind = SEALED_CHUNK_SIZE * len(pieces.chunks)
     plan = 8 * (2 * len(pieces.chunks) + 1 + 3 * len(pieces.table)) + TAG_SIZE
     assert first[:behind] == second[:behind]
-    assert len(first) - behind == ROW_SIZE + TAG_SIZE + plan
+    assert len(first) - behind == link.ROW_SIZE + TAG_SIZE + plan
     both = (np.frombuffer(each[behind:], np.uint8) for each in (first, second))
     different = np.bitwise_xor(*both).reshape(-1, 8).any(1)
     assert different.all()  # the wrapped key, which is the same twice but for its nonce, and the plan
@@ -324,7 +319,7 @@ def test_after_an_error_no_other_plan_is_sealed_under_the_same_nonce(monkeypatch
     rig = Rig()
     key = rig.device._link.key_for(rig)
     pieces, _ = pieces_of(LONG, [140, 0, 3])
-    first = seal_plan(key, pieces, 0)
+    first = gather_plan.seal_plan(key, pieces, 0)
     seal_run = key._engine.seal_run
 
     def seal_and_fail(*arguments):
@@ -334,8 +329,8 @@ def test_after_an_error_no_other_plan_is_sealed_under_the_same_nonce(monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(key._engine, "seal_run", seal_and_fail)
         with pytest.raises(MemoryError):
-            seal_plan(key, pieces, 0)
-    assert seal_plan(key, pieces, 0).first_chunk == first.first_chunk + 2 * first.count
+            gather_plan.seal_plan(key, pieces, 0)
+    assert gather_plan.seal_plan(key, pieces, 0).first_chunk == first.first_chunk + 2 * first.count
     rig.close()
 
 
@@ -357,13 +352,13 @@ def test_a_share_of_the_multiprocessors_bounds_the_grid(share, multiprocessors, 
 @each(("asked", "cpus", "threads"), [(None, 4, 4), (None, 224, 16), (40, 224, 40), (40, 4, 40)])
 def test_slabs_are_filled_by_as_many_threads_as_asked_for_or_some_of_the_cpus(monkeypatch, asked, cpus, threads):
     monkeypatch.setattr(device, "default_threads", lambda: cpus)
-    assert CudaDevice(FakeDriver(), threads=asked).resources.threads == threads
+    assert device.CudaDevice(FakeDriver(), threads=asked).resources.threads == threads
 
 
 @each("share", [0, -1, 1.01, float("nan")])
 def test_a_share_is_above_0_and_at_most_1(share):
     with pytest.raises(ValueError, match="share="):
-        CudaDevice(FakeDriver(), share=share)
+        device.CudaDevice(FakeDriver(), share=share)
 
 
 def test_a_result_is_of_the_framework_that_is_asked_for_or_that_came_in_or_that_is_installed(hide):
@@ -384,9 +379,7 @@ def test_a_result_is_of_the_framework_that_is_asked_for_or_that_came_in_or_that_
         Segment(0, 9, 9 * CHUNK_SIZE, 9 * CHUNK_SIZE + 78, 78 + 16),  # past the array
         Segment(0, 1, 0, 100, 116),  # at another chunk's place
         Segment(0, 0, 0, 100, 100),  # no tag
-        Segment(
-            0, 0, 0, 0, 0, 0, GatherPlan(np.array([0]), np.array([0, 1]), np.array([[0, 0, 1]]))
-        ),  # past the message
+        Segment(0, 0, 0, 0, 0, 0, as_pieces([0], [0, 1], [[0, 0, 1]])),  # past the message
     ],
 )
 def test_what_reaches_outside_is_refused(slab):
@@ -406,13 +399,13 @@ def test_a_gather_that_does_not_fit_its_slot_is_refused(sealed, pieces):
     work = rig.begin(LONG, rig.array(1000))
     slot = rig.take()
     table = np.array([[n, n, 1] for n in range(pieces)])
-    slab = Segment(0, 0, 0, LONG.plain.size, sealed, 0, GatherPlan(np.array([0]), np.array([0, pieces]), table))
+    slab = Segment(0, 0, 0, LONG.plain.size, sealed, 0, as_pieces([0], [0, pieces], table))
     with pytest.raises(ValueError, match="fit"):
         work.open(slab, slot.memory[:sealed], slot)
     work.finish()
 
 
 def test_slabs_are_whole_chunks_and_begin_small():
-    assert CudaDevice.max_slab_size % CHUNK_SIZE == 0
-    assert CudaDevice.first_slab_size % CHUNK_SIZE == 0
-    assert not CudaDevice.in_place
+    assert device.CudaDevice.max_slab_size % CHUNK_SIZE == 0
+    assert device.CudaDevice.first_slab_size % CHUNK_SIZE == 0
+    assert not device.CudaDevice.in_place

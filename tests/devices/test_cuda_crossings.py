@@ -5,19 +5,18 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from helpers import cuda_rig
 from helpers.crossings import ACTIONS, KEY, counted
-from helpers.cuda_rig import Message, large
+from helpers.cuda_rig import Message, begin, large, whole
 from helpers.fake_cuda import CONFIDENTIAL, MODES
 from helpers.forking import in_forked_child
+from helpers.messages import messages_of
 from helpers.tampering import tampered
 
 import fastrack
 from fastrack import AuthenticationError, DeviceError
-from fastrack._crypto.base import HostMemory, Messages
-from fastrack._crypto.message_keys import MessageKeys
+from fastrack._crypto import base
 from fastrack._devices.base import Segment, Slab
-from fastrack._transfer.channel import Transfer
-from fastrack._transfer.stats import Recorder
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, chunk_offset
 
 EVERY = (*MODES, "held")
@@ -80,10 +79,9 @@ def searched(device, secrets):
 
 def move(device, message, stage="open"):
     size = message.plain.size
-    memory, sealed = device.channel._device.view(device.array(size), writable=True), HostMemory.of(message.sealed)
-    messages = Messages(MessageKeys.of([message.key()]), [size], [memory], [sealed], *[[None]] * 3)
-    record = Transfer(Recorder(), 1, size, "to_device", None)
-    return device.channel._move(messages, record, stage).result()
+    memory = device.channel._device.view(device.array(size), writable=True)
+    messages = messages_of([message.key()], [size], [memory], sealed=[message.sealed])
+    return cuda_rig.move(device.channel, messages, stage).result()
 
 
 @pytest.mark.parametrize("stage", ["open", "seal"])
@@ -224,10 +222,9 @@ def test_a_seal_that_is_lost_clears_its_own_chunks_only(device):
     array, buffer = device.array(message.plain.size), cuda.staging_buffer(1 << 20)
     memory = np.full(message.sealed.size + SEALED_CHUNK_SIZE, 7, np.uint8)
     before = memory.ctypes.data  # that of the run's second chunk lies where the memory begins
-    sealed = HostMemory(before - SEALED_CHUNK_SIZE, 3 * SEALED_CHUNK_SIZE, memory)
-    keys, view = MessageKeys.of([message.key()]), cuda.view(array, writable=False)
+    sealed = base.HostMemory(before - SEALED_CHUNK_SIZE, 3 * SEALED_CHUNK_SIZE, memory)
     device.lose("launch", 0)
-    work = cuda.begin(Messages(keys, [message.plain.size], [view], [sealed], *[[None]] * 3))
+    work = begin(cuda, message, array, sealed=sealed, writable=False)
     run = Segment(0, 2, 2 * CHUNK_SIZE, 3 * CHUNK_SIZE, SEALED_CHUNK_SIZE)
     work.seal(Slab([run], SEALED_CHUNK_SIZE), buffer)
     work.finish()
@@ -286,13 +283,12 @@ def test_a_call_under_a_replaced_key_ends_well_and_only_then_the_key_is_wiped(de
     limited(link_pause=-1)  # a new key for each call
     message, cuda = Message(5000), device.channel._device
     array, buffer = device.array(5000), cuda.staging_buffer(1 << 20)
-    memory, sealed = cuda.view(array, writable=True), HostMemory.of(message.sealed)
-    work = cuda.begin(Messages(MessageKeys.of([message.key()]), [5000], [memory], [sealed], *[[None]] * 3))
+    work = begin(cuda, message, array)
     secret = device.driver.space.at(work._recorder._key.state, 32).tobytes()
     for _ in range(3):
         assert move(device, Message(700, seed=1)) is None
     assert device.driver.holds(secret)
-    work.open(Slab([Segment(0, 0, 0, 5000, 5016)], 5016), buffer)
+    work.open(whole(message), buffer)
     work.finish()
     assert work.result() is None
     assert np.array_equal(device.driver.read(array), message.plain)

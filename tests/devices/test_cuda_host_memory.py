@@ -12,17 +12,13 @@ from helpers.tampering import tampered
 
 import fastrack
 from fastrack import AuthenticationError, Channel, DeviceError
-from fastrack._devices.cuda import host_memory
-from fastrack._devices.cuda.buffers import CudaStagingBuffer
-from fastrack._devices.cuda.device import CudaDevice
-from fastrack._devices.cuda.driver import LARGE, SMALL, CopySpeeds, Speeds
-from fastrack._devices.cuda.host_memory import measure_copies, staging_memory
-from fastrack._devices.cuda.streams import Pipeline
+from fastrack._devices.cuda import buffers, device, host_memory, streams
+from fastrack._devices.cuda import driver as choice
 from fastrack.format import CHUNK_SIZE, chunk_offset
 
 KEY = fastrack.Key.from_bytes(bytes(range(32)))
-LOCKED, PAGEABLE = Speeds((2.0, 2.0), (1.0, 1.0)), Speeds((1.0, 1.0), (2.0, 2.0))
-SMALL_PAGEABLE = Speeds(page_locked=(1.0, 2.0), pageable=(2.0, 1.0))  # its toll is less, its rate too
+LOCKED, PAGEABLE = choice.Speeds((2.0, 2.0), (1.0, 1.0)), choice.Speeds((1.0, 1.0), (2.0, 2.0))
+SMALL_PAGEABLE = choice.Speeds(page_locked=(1.0, 2.0), pageable=(2.0, 1.0))  # its toll is less, its rate too
 
 
 class SlowDriver(FakeDriver):
@@ -49,7 +45,7 @@ class SlowDriver(FakeDriver):
 
 @each("way", ["up", "down"])
 @each("is_locked", [False, True])
-@each("size", [SMALL, LARGE])
+@each("size", [choice.SMALL, choice.LARGE])
 def test_each_way_kind_and_size_is_timed_by_itself_and_the_probe_leaves_nothing(
     monkeypatch, limited, way, is_locked, size
 ):
@@ -57,13 +53,13 @@ def test_each_way_kind_and_size_is_timed_by_itself_and_the_probe_leaves_nothing(
     chosen = {"way": way, "is_locked": is_locked, "size": size}
     driver = SlowDriver(delay=0.05, slow=lambda **copy: copy == chosen)
     monkeypatch.setattr(time, "perf_counter", lambda: driver.now)
-    speeds = measure_copies(driver)
+    speeds = host_memory.measure_copies(driver)
     found = speeds.uploads if way == "up" else speeds.downloads
     assert found.prefers_pageable(size) is is_locked
-    speed = (found.page_locked if is_locked else found.pageable)[size == LARGE]
+    speed = (found.page_locked if is_locked else found.pageable)[size == choice.LARGE]
     assert size / speed / 1e9 >= 0.05
     kinds = (each_kind for each_way in (speeds.uploads, speeds.downloads) for each_kind in astuple(each_way))
-    assert min(kind[size == LARGE] for kind in kinds) == speed
+    assert min(kind[size == choice.LARGE] for kind in kinds) == speed
     assert driver.left() == 0
     assert driver.violations == []
 
@@ -72,7 +68,7 @@ def test_the_probe_ends_in_time_however_slow_copies_are(monkeypatch, limited):
     limited(copies_measured=0.01)
     driver = SlowDriver(delay=0.02)
     monkeypatch.setattr(time, "perf_counter", lambda: driver.now)
-    assert measure_copies(driver) is not None
+    assert host_memory.measure_copies(driver) is not None
     assert driver.copies == 8  # one round: each way, kind and size
 
 
@@ -85,9 +81,9 @@ def test_where_memory_is_short_nothing_is_known_and_staging_stays_page_locked(mo
 
     with monkeypatch.context() as patched:
         patched.setattr(driver, call, refuse)
-        driver.copy_speeds = measure_copies(driver)
+        driver.copy_speeds = host_memory.measure_copies(driver)
     assert driver.copy_speeds is None
-    buffer = CudaStagingBuffer(Pipeline(driver), 64)
+    buffer = buffers.CudaStagingBuffer(streams.Pipeline(driver), 64)
     assert buffer.memory is buffer.source(64) is buffer.landing(64)
     assert any(buffer.memory is host for host in driver.hosts())
 
@@ -95,20 +91,28 @@ def test_where_memory_is_short_nothing_is_known_and_staging_stays_page_locked(mo
 @each(
     ("speeds", "size", "is_pageable"),
     [
-        (Speeds((10, 10), (10, 10)), LARGE, False),
-        (Speeds((10, 10), (10, 10.5)), LARGE, False),
-        (Speeds((10, 10), (10, 10.6)), LARGE, True),
-        (Speeds((10, 10), (10, 10.6)), 2 * LARGE, True),
-        (Speeds((10, 10), (10, 10.6)), SMALL, False),
-        (Speeds((10, 10), (10.5, 10)), SMALL, False),
-        (Speeds((10, 10), (10.6, 10)), SMALL, True),
-        (Speeds((10, 10), (10.6, 10)), 1, True),
-        (Speeds((10, 10), (10.6, 10)), LARGE, False),
-        (Speeds((SMALL / 100, LARGE / 200), (SMALL / 400, LARGE / 195)), 2 * LARGE, False),  # as at 4 MiB
-        (Speeds((SMALL / 100, LARGE / 1500), (SMALL / 95, LARGE / 1000)), 1, True),  # as at 64 KiB
+        (choice.Speeds((10, 10), (10, 10)), choice.LARGE, False),
+        (choice.Speeds((10, 10), (10, 10.5)), choice.LARGE, False),
+        (choice.Speeds((10, 10), (10, 10.6)), choice.LARGE, True),
+        (choice.Speeds((10, 10), (10, 10.6)), 2 * choice.LARGE, True),
+        (choice.Speeds((10, 10), (10, 10.6)), choice.SMALL, False),
+        (choice.Speeds((10, 10), (10.5, 10)), choice.SMALL, False),
+        (choice.Speeds((10, 10), (10.6, 10)), choice.SMALL, True),
+        (choice.Speeds((10, 10), (10.6, 10)), 1, True),
+        (choice.Speeds((10, 10), (10.6, 10)), choice.LARGE, False),
+        (
+            choice.Speeds((choice.SMALL / 100, choice.LARGE / 200), (choice.SMALL / 400, choice.LARGE / 195)),
+            2 * choice.LARGE,
+            False,
+        ),  # as at 4 MiB
+        (
+            choice.Speeds((choice.SMALL / 100, choice.LARGE / 1500), (choice.SMALL / 95, choice.LARGE / 1000)),
+            1,
+            True,
+        ),  # as at 64 KiB
         # 100 us and 1 GB/s a byte against 10 us and half of that: as fast at about 150 KB.
-        (Speeds((SMALL / 165536, 1.0), (SMALL / 141072, 0.5)), 64 << 10, True),
-        (Speeds((SMALL / 165536, 1.0), (SMALL / 141072, 0.5)), 256 << 10, False),
+        (choice.Speeds((choice.SMALL / 165536, 1.0), (choice.SMALL / 141072, 0.5)), 64 << 10, True),
+        (choice.Speeds((choice.SMALL / 165536, 1.0), (choice.SMALL / 141072, 0.5)), 256 << 10, False),
     ],
 )
 def test_a_kind_is_chosen_by_the_time_of_a_copy_and_if_it_is_faster_by_more_than_noise(speeds, size, is_pageable):
@@ -119,22 +123,22 @@ def test_a_kind_is_chosen_by_the_time_of_a_copy_and_if_it_is_faster_by_more_than
 @each("downloads", [LOCKED, PAGEABLE, SMALL_PAGEABLE])
 def test_each_way_and_size_has_memory_of_the_kind_that_is_faster_for_it(uploads, downloads):
     driver = FakeDriver()
-    driver.copy_speeds = CopySpeeds(uploads, downloads)
-    buffer = CudaStagingBuffer(Pipeline(driver), LARGE)
-    for size in (SMALL, LARGE):
+    driver.copy_speeds = choice.CopySpeeds(uploads, downloads)
+    buffer = buffers.CudaStagingBuffer(streams.Pipeline(driver), choice.LARGE)
+    for size in (choice.SMALL, choice.LARGE):
         for memory, speeds in ((buffer.source(size), uploads), (buffer.landing(size), downloads)):
             assert all(memory is not host for host in driver.hosts()) is speeds.prefers_pageable(size)
-            assert memory.size == LARGE
+            assert memory.size == choice.LARGE
             assert memory is buffer.memory or memory is buffer._other
-    assert buffer.memory is buffer.source(LARGE)
+    assert buffer.memory is buffer.source(choice.LARGE)
     assert (buffer._other is None) is (uploads is downloads is not SMALL_PAGEABLE)
 
 
 def test_both_kinds_of_memory_are_wiped():
     driver = FakeDriver()
-    driver.copy_speeds = CopySpeeds(LOCKED, PAGEABLE)
-    buffer = CudaStagingBuffer(Pipeline(driver), LARGE)
-    memories = buffer.source(LARGE), buffer.landing(LARGE)
+    driver.copy_speeds = choice.CopySpeeds(LOCKED, PAGEABLE)
+    buffer = buffers.CudaStagingBuffer(streams.Pipeline(driver), choice.LARGE)
+    memories = buffer.source(choice.LARGE), buffer.landing(choice.LARGE)
     for memory in memories:
         memory.fill(1)
     buffer.wipe()
@@ -146,7 +150,7 @@ def test_both_kinds_of_memory_are_wiped():
 @pytest.mark.slow
 def test_messages_arrive_through_pageable_buffers_that_are_used_again(mode, seed):
     driver = FakeDriver(mode, seed)
-    driver.copy_speeds, driver.pageable = CopySpeeds(PAGEABLE, PAGEABLE), True
+    driver.copy_speeds, driver.pageable = choice.CopySpeeds(PAGEABLE, PAGEABLE), True
     assert moves(driver, seed)
 
 
@@ -158,7 +162,7 @@ def test_each_slab_is_copied_in_memory_of_the_kind_that_is_faster_for_it(
 ):
     limited(small_copy=CHUNK_SIZE, large_copy=3 * CHUNK_SIZE)  # so that a slab of four chunks is a large copy
     driver, used = FakeDriver(mode), set()
-    driver.copy_speeds, driver.pageable = CopySpeeds(uploads, downloads), True
+    driver.copy_speeds, driver.pageable = choice.CopySpeeds(uploads, downloads), True
     held = driver._held
 
     def note(address, size, what):
@@ -191,7 +195,7 @@ def test_large_runs_go_up_from_where_they_lie_if_pageable_memory_is_faster(limit
     limited(recorder_memory=3 * CHUNK_SIZE)
     driver, sources = FakeDriver(mode, multiprocessors=1), []
     if speeds:
-        driver.copy_speeds, driver.pageable = CopySpeeds(speeds, speeds), True
+        driver.copy_speeds, driver.pageable = choice.CopySpeeds(speeds, speeds), True
     plain = np.random.default_rng(0).integers(0, 256, 30 * CHUNK_SIZE + 5, np.uint8)
     sealed = fastrack.seal(plain, KEY, name="x")
     start, upload = sealed.memory.address, driver.upload
@@ -253,7 +257,7 @@ def test_another_error_is_no_want_of_page_locked_memory():
     driver = FakeDriver()
     driver.fail_at(1)
     with pytest.raises(DeviceError, match="injected"):
-        staging_memory(driver, 64, pageable=False)
+        host_memory.staging_memory(driver, 64, pageable=False)
 
 
 # A GPU that was not set ready.
@@ -264,7 +268,7 @@ def test_a_gpu_that_is_not_ready_is_an_error_with_what_to_do(mode):
     driver = FakeDriver(mode)
     driver.ready = False
     with pytest.raises(DeviceError, match="nvidia-smi conf-compute -srs 1"):
-        CudaDevice(driver)
+        device.CudaDevice(driver)
     driver.ready = True
     rig = Rig(mode)
     array = rig.array(MESSAGE.plain.size)

@@ -8,26 +8,21 @@ import types
 import numpy as np
 import pytest
 from helpers.cases import each
-from helpers.cuda_rig import MESSAGE, Message, Rig, within
+from helpers.cuda_rig import MESSAGE, Message, Rig, move, sized, within
 from helpers.fake_cuda import MODES, PER_THREAD, FakeArray, FakeDriver
+from helpers.messages import messages_of
 from helpers.tampering import tampered
 
 import fastrack
 from fastrack import AuthenticationError, Channel, Key
-from fastrack._crypto.base import HostMemory, Messages
-from fastrack._crypto.message_keys import MessageKeys
-from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.streams import CONNECTIONS, LANES
-from fastrack._transfer.channel import Transfer
-from fastrack._transfer.stats import Recorder
 from fastrack.format import CHUNK_SIZE, chunk_offset
 
 KEY = Key.from_bytes(bytes(range(32)))
 SLABS = 40
 
 
-class SmallDevice(CudaDevice):
-    max_slab_size = first_slab_size = 2 * CHUNK_SIZE
+SmallDevice = sized(most=2, first=2)
 
 
 @pytest.fixture(params=MODES)
@@ -301,14 +296,9 @@ def test_keys_are_off_the_host_before_the_caller_goes_on_in_confidential_mode():
     busy.begin()
     device = busy.channel._device
     memory = busy.driver.empty("U8", (100,), "cupy")
-    messages = Messages(
-        MessageKeys.of([message.key()]),
-        [100],
-        [device.view(memory, writable=True)],
-        [HostMemory.of(message.sealed)],
-        *[[None]] * 3,
-    )
-    operation = busy.channel._move(messages, Transfer(Recorder(), 1, 100, "to_device", None), "open", wait=False)
+    view = device.view(memory, writable=True)
+    messages = messages_of([message.key()], [100], [view], sealed=[message.sealed])
+    operation = move(busy.channel, messages, wait=False)
     messages.keys.wipe()
     assert not operation.done()
     assert not any(message.secret in block.tobytes() for block in busy.driver.hosts())

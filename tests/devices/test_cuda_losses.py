@@ -8,23 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import engines
 from helpers.cases import each
 from helpers.crossings import KEY, MULTIPROCESSORS
-from helpers.cuda_rig import Message, Opened, large, read_words, within
+from helpers.cuda_rig import Message, Opened, begin, device_of, large, read_words, whole, within
 from helpers.fake_cuda import MODES, FakeDriver, FakeMemory
 from helpers.processes import run_python
 from helpers.tampering import tampered
 
 import fastrack
 from fastrack import AuthenticationError, DeviceError
-from fastrack._crypto.base import HostMemory, Messages
-from fastrack._crypto.engine import get_engine
-from fastrack._crypto.message_keys import MessageKeys
-from fastrack._devices.base import Segment, Slab
-from fastrack._devices.cuda import link
-from fastrack._devices.cuda.buffers import GOOD, MessageState
-from fastrack._devices.cuda.device import CudaDevice
-from fastrack._devices.cuda.streams import Pipeline
+from fastrack._crypto import message_keys
+from fastrack._devices.cuda import buffers, link, streams
 from fastrack.format import CHUNK_SIZE, chunk_offset
 
 EVERY = (*MODES, "held")
@@ -143,13 +138,13 @@ def test_a_slab_of_an_earlier_call_is_told_and_so_are_its_keys_or_its_chunks(par
 
 
 def test_the_verdict_of_an_earlier_call_is_not_believed(monkeypatch):
-    words = MessageState.words
+    words = buffers.MessageState.words
     for mode in EVERY:
         device = large(mode)
         out = device.array(5000)
         device.channel.to_device(SEALED, out=out)
         (block,) = device.channel._device._states._blocks
-        (earlier,) = (found for found in map(words.__get__, block.states) if found[:2] == (GOOD, GOOD))
+        (earlier,) = (found for found in map(words.__get__, block.states) if found[:2] == (buffers.GOOD, buffers.GOOD))
         with monkeypatch.context() as patch:
             read_words(patch, lambda _, earlier=earlier: earlier)
             with pytest.raises(AuthenticationError, match="has not run, or not told"):
@@ -210,7 +205,7 @@ def test_a_device_that_fails_to_open_leaves_no_key(mode, operation, monkeypatch,
 
     setattr(driver, operation, fail)
     with pytest.raises(DeviceError):
-        CudaDevice(driver)
+        device_of(driver)
     gc.collect()
     driver.stop()
     assert driver.violations == []
@@ -272,14 +267,14 @@ def test_to_wrap_keys_leaves_no_copy_of_them(count):
 
 
 def wrap_and_search(count):
-    keys, hidden = MessageKeys(count), [os.urandom(32) for _ in range(count)]
+    keys, hidden = message_keys.MessageKeys(count), [os.urandom(32) for _ in range(count)]
     for row, disguised in enumerate(hidden):
         material = bytearray(44)
         for index, byte in enumerate(disguised):
             material[index] = byte ^ 0x5A
         keys.put(row, material)
         material[:] = bytes(44)
-    links = link.Link(Pipeline(FakeDriver("serial")), get_engine(threads=1))
+    links = link.Link(streams.Pipeline(FakeDriver("serial")), engines.make(threads=1))
     links.open()
     before = places(hidden[-1][16:])
     links._key.wrap(keys, [5000] * count, range(count))
@@ -294,10 +289,9 @@ def wrap_and_search(count):
 def test_a_buffer_of_work_that_was_never_finished_is_not_waited_for_for_ever(device):
     message, cuda = Message(5000), device.channel._device
     array, buffer = device.array(5000), cuda.staging_buffer(1 << 20)
-    memory, sealed = cuda.view(array, writable=True), HostMemory.of(message.sealed)
-    work = cuda.begin(Messages(MessageKeys.of([message.key()]), [5000], [memory], [sealed], *[[None]] * 3))
-    work.open(Slab([Segment(0, 0, 0, 5000, 5016)], 5016), buffer)
-    del work, memory
+    work = begin(cuda, message, array)
+    work.open(whole(message), buffer)
+    del work
     gc.collect()
     within(5, buffer.wait)
     within(5, buffer.wipe)

@@ -5,23 +5,17 @@ import gc
 import numpy as np
 import pytest
 from helpers.cases import each
-from helpers.cuda_rig import Message, Opened, read_words, within
+from helpers.cuda_rig import Message, Opened, device_of, read_words, within
 from helpers.fake_cuda import MODES, FakeDriver
 from helpers.fake_kernels import SCALARS, table_rows
+from helpers.messages import messages_of
 from helpers.tampering import tampered
 
 import fastrack
 from fastrack import AuthenticationError, DeviceError
-from fastrack._crypto.base import HostMemory, Messages
 from fastrack._crypto.cobblestone import segment_size
-from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.base import BAD_PLAN, NO_VERDICT, BadChunk, Segment, Slab
-from fastrack._devices.cuda import buffers
-from fastrack._devices.cuda.device import CudaDevice
-from fastrack._devices.cuda.launches import SPREAD
-from fastrack._devices.cuda.link import KEY_SIZE, ROW_SIZE, STATE_SIZE
-from fastrack._devices.cuda.nvrtc import find_kernels
-from fastrack._devices.cuda.table import MAX_SEGMENTS, MAX_WIDENINGS
+from fastrack._devices.cuda import buffers, launches, link, nvrtc, table
 from fastrack.format import CHUNK_SIZE
 
 KEY, SHORT = Opened.KEY, Opened.SHORT
@@ -45,15 +39,15 @@ def same(found, expected):
 
 
 def test_the_host_knows_the_sizes_of_the_kernels():
-    constants = find_kernels().constants
-    assert (constants["KEY_BYTES"], constants["ROW_BYTES"]) == (KEY_SIZE, ROW_SIZE)
-    assert (constants["STATE_BYTES"], constants["VERDICT_BYTES"]) == (STATE_SIZE, buffers.VERDICT_SIZE)
-    assert (constants["SEGMENTS"], constants["WIDENINGS"]) == (MAX_SEGMENTS, MAX_WIDENINGS)
+    constants = nvrtc.find_kernels().constants
+    assert (constants["KEY_BYTES"], constants["ROW_BYTES"]) == (link.KEY_SIZE, link.ROW_SIZE)
+    assert (constants["STATE_BYTES"], constants["VERDICT_BYTES"]) == (link.STATE_SIZE, buffers.VERDICT_SIZE)
+    assert (constants["SEGMENTS"], constants["WIDENINGS"]) == (table.MAX_SEGMENTS, table.MAX_WIDENINGS)
 
 
 @pytest.mark.slow
 def test_a_thousand_tensors_take_a_launch_for_each_hundred_and_one_wait():
-    opened = Opened("lazy", device=CudaDevice)
+    opened = Opened("lazy", device=device_of)
     plain = arrays([8192] * 1000)
     nest = sealed(plain)
     waits = []
@@ -66,7 +60,7 @@ def test_a_thousand_tensors_take_a_launch_for_each_hundred_and_one_wait():
     # Slabs of 2, 3 and the rest of 8 MB: one launch for each hundred segments of a slab.
     slabs = calls["upload"]
     assert slabs == 3
-    assert names.count("open_256") <= slabs + 1000 // MAX_SEGMENTS
+    assert names.count("open_256") <= slabs + 1000 // table.MAX_SEGMENTS
     assert names.count("unwrap") == names.count("open_256")
     segments = [arguments[4] for name, _, arguments in opened.driver.launches if name == "open_256"]
     assert sum(segments) == 1000
@@ -77,7 +71,7 @@ def test_a_thousand_tensors_take_a_launch_for_each_hundred_and_one_wait():
 
 
 def test_a_slab_of_up_to_a_hundred_segments_takes_one_launch(opened):
-    plain = arrays([50] * MAX_SEGMENTS)
+    plain = arrays([50] * table.MAX_SEGMENTS)
     found = opened.channel.to_device(sealed(plain), framework="cupy")
     assert opened.launched() == ["unwrap", "open_256"]
     assert same(opened.read(found), plain)
@@ -123,7 +117,7 @@ def test_rows_of_several_tensors_share_a_launch(opened):
 
 
 def test_more_messages_than_slots_share_them_in_turn():
-    for sizes in ([30] * (SPREAD + 30), [70_000] * (SPREAD + 5), [0, 40_000, 5] * 60):
+    for sizes in ([30] * (launches.SPREAD + 30), [70_000] * (launches.SPREAD + 5), [0, 40_000, 5] * 60):
         opened = Opened("lazy", len(sizes))
         plain = arrays(sizes)
         found = opened.channel.to_device(sealed(plain), framework="cupy")
@@ -134,15 +128,15 @@ def test_more_messages_than_slots_share_them_in_turn():
 @each("together", [True, False])
 def test_messages_that_share_a_slot_are_opened_in_any_order(together):
     driver = FakeDriver("lazy", multiprocessors=1)
-    device = CudaDevice(driver)
-    buffers = [device.staging_buffer(9 * CHUNK_SIZE) for _ in range(2)]
+    device = device_of(driver)
+    slots = [device.staging_buffer(9 * CHUNK_SIZE) for _ in range(2)]
     size = 3 * CHUNK_SIZE  # more chunks than blocks, so that the keys are expanded
-    sizes = [size, *[30] * (SPREAD - 1), size]
+    sizes = [size, *[30] * (launches.SPREAD - 1), size]
     work = begin(device, driver, sizes)
     length = segment_size(0, size, size)
-    segments = [run(SPREAD, size), run(0, size, length if together else 0)]
+    segments = [run(launches.SPREAD, size), run(0, size, length if together else 0)]
     slabs = [Slab(segments, 2 * length)] if together else [Slab([segment], length) for segment in segments]
-    for slab, buffer in zip(slabs, buffers, strict=False):
+    for slab, buffer in zip(slabs, slots, strict=False):
         work.open(slab, buffer)
     work.finish()
     assert work.result() is None
@@ -194,9 +188,9 @@ def test_of_several_bad_chunks_the_first_of_the_first_tensor_is_named(opened):
 @each(("sizes", "kernel"), [([100, 5, 0, 60, 7000], "small_256"), (SIZES, "open_256")])
 def test_keys_that_were_altered_on_the_bus_open_nothing(sizes, kernel):
     """Some bytes of the wrapped keys, which are one chunk of the link, and of its tag."""
-    opened = Opened(device=CudaDevice)
+    opened = Opened(device=device_of)
     plain = arrays(sizes)
-    nest, size = sealed(plain), len(sizes) * ROW_SIZE + 16
+    nest, size = sealed(plain), len(sizes) * link.ROW_SIZE + 16
     for place in (*range(-size, 0, 37), -16, -1):
         out = [opened.channel.to_device(np.full_like(each, 7)) for each in plain]
         opened.driver.flips = {opened.driver.calls["upload"] + 1: place}
@@ -245,10 +239,8 @@ def begin(device, driver, sizes):
     messages = [Message(size, seed=number) for number, size in enumerate(sizes)]
     targets = [driver.empty("U8", (size,), "cupy") for size in sizes]
     views = [device.view(target, writable=True) for target in targets]
-    chunks = [HostMemory.of(message.sealed) for message in messages]
-    none = [None] * len(sizes)
-    keys = MessageKeys.of([message.key() for message in messages])
-    work = device.begin(Messages(keys, sizes, views, chunks, none, none, none))
+    keys, chunks = [message.key() for message in messages], [message.sealed for message in messages]
+    work = device.begin(messages_of(keys, sizes, views, sealed=chunks))
     work.targets = targets  # which stay alive as long as it
     return work
 
@@ -275,7 +267,7 @@ def run(message, size, offset=0, first=0):
 )
 def test_a_segment_that_reaches_outside_is_refused_before_anything_is_asked_for(segments):
     driver = FakeDriver("lazy")
-    device = CudaDevice(driver)
+    device = device_of(driver)
     buffer = device.staging_buffer(CHUNK_SIZE)
     work = begin(device, driver, [100, 200, CHUNK_SIZE + 50])
     size = max(segment.offset + segment.sealed_size for segment in segments)
@@ -297,7 +289,7 @@ def open_two(device, driver):
 
 def test_a_verdict_that_never_came_names_no_chunk():
     driver = FakeDriver("lazy")
-    device = CudaDevice(driver)
+    device = device_of(driver)
     driver.download = lambda *_: None
     work = open_two(device, driver)
     work.finish()
@@ -307,7 +299,7 @@ def test_a_verdict_that_never_came_names_no_chunk():
 
 def test_a_verdict_that_makes_no_sense_names_a_message_that_there_is(monkeypatch):
     driver = FakeDriver("lazy")
-    device = CudaDevice(driver)
+    device = device_of(driver)
     for lowest in (2**63 - 1, 2**64 - 2):
         work = open_two(device, driver)
         work.finish()
@@ -328,7 +320,7 @@ def test_all_keys_are_wiped_at_the_end_and_after_a_failure(mode):
     secrets = [Message(size, seed=number).secret for number, size in enumerate(sizes)]
     for fails in (None, 1, 2, 3, 5, 8, 13):
         driver = FakeDriver(mode)
-        device = CudaDevice(driver)
+        device = device_of(driver)
         buffer = device.staging_buffer(4 * CHUNK_SIZE)
         work = begin(device, driver, sizes)
         driver.fail_at(fails)
@@ -350,7 +342,7 @@ def test_all_keys_are_wiped_at_the_end_and_after_a_failure(mode):
 
 def test_states_are_used_again_and_their_slots_are_zeros_between():
     driver = FakeDriver("lazy")
-    device = CudaDevice(driver)
+    device = device_of(driver)
     states = []
     for _ in range(3):
         work = begin(device, driver, [10, 20, 30])
@@ -359,7 +351,7 @@ def test_states_are_used_again_and_their_slots_are_zeros_between():
         assert work.result() is None
         driver.finish()
         state = work._state
-        assert not driver.space.at(state.states, STATE_SIZE * state.slots).any()
+        assert not driver.space.at(state.states, link.STATE_SIZE * state.slots).any()
     assert states[0] is states[1] is states[2]
     device.close()
 
@@ -370,7 +362,7 @@ def test_states_are_used_again_and_their_slots_are_zeros_between():
 def test_states_are_used_again_after_failures_with_nothing_left_in_them(mode, sizes):
     """A transfer while another thread captures a CUDA graph fails, and so may each that is tried after it."""
     driver = FakeDriver(mode)
-    device = CudaDevice(driver)
+    device = device_of(driver)
     work = begin(device, driver, sizes)
     asked = driver.calls["host"]
     for number in range(40):
@@ -383,7 +375,7 @@ def test_states_are_used_again_after_failures_with_nothing_left_in_them(mode, si
             work.result()
         driver.finish()
         state = work._state
-        assert not driver.space.at(state.states, STATE_SIZE * state.slots).any()
+        assert not driver.space.at(state.states, link.STATE_SIZE * state.slots).any()
         with pytest.raises(DeviceError, match="injected"):
             work.result()
         work.finish()

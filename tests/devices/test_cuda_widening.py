@@ -4,17 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers import engines
 from helpers.cuda_rig import Message, within
 from helpers.fake_cuda import MODES, FakeDriver
+from helpers.messages import messages_of
+from helpers.runs import as_pieces
 
 from bench.gpu.widened import FORMATS, places, scales_of, widened
-from fastrack._crypto.base import HostMemory, Messages, Scaling
-from fastrack._crypto.cobblestone import segment_size
-from fastrack._crypto.gather import GatherPlan
-from fastrack._crypto.message_keys import MessageKeys
+from fastrack._crypto import base, cobblestone
 from fastrack._devices.base import BadChunk, Segment, Slab
-from fastrack._devices.cuda.device import CudaDevice
-from fastrack._devices.cuda.table import MAX_WIDENINGS
+from fastrack._devices.cuda import device, table
 from fastrack.format import CHUNK_SIZE
 
 ROWS, COLUMNS = 300, 112
@@ -30,10 +29,8 @@ def pair(seed, bits=256, dtype="F32", rows=ROWS):
 
 def described(message, content):
     """A message of other content, under the same key."""
-    from fastrack._crypto.engine import get_engine
-
     message.plain = content.view(np.uint8)
-    engine = get_engine("openssl")
+    engine = engines.make("openssl")
     engine.seal_run(engine.expand_key(message.key()), message.plain, message.sealed, 0)
     return message
 
@@ -41,7 +38,7 @@ def described(message, content):
 class Rig:
     def __init__(self, mode="lazy", seed=0):
         self.driver = FakeDriver(mode, seed)
-        self.device = CudaDevice(self.driver)
+        self.device = device.CudaDevice(self.driver)
 
     def open(self, pairs, dtype="F32", values=FORMATS, change=lambda messages: None, plan=None):
         """Open pairs of scales and values, all scales first: the bad chunk, and the arrays of the results."""
@@ -52,15 +49,14 @@ class Rig:
         arrays += [self.driver.empty("BF16", (each.plain.size,), "cupy") for _, each in pairs]
         views = [self.device.view(each, writable=True) for each in arrays]
         scalings = [None] * count
-        scalings += [Scaling(views[n], dtype, values[n % len(values)], COLUMNS, 1, COLUMNS) for n in range(count)]
-        sealed = [HostMemory.of(each.sealed) for each in every]
+        scalings += [base.Scaling(views[n], dtype, values[n % len(values)], COLUMNS, 1, COLUMNS) for n in range(count)]
+        keys, sealed = [each.key() for each in every], [each.sealed for each in every]
         sizes = [each.plain.size for each in every]
-        keys = MessageKeys.of([each.key() for each in every])
-        messages = Messages(keys, sizes, views, sealed, [None] * 2 * count, [None] * 2 * count, scalings)
+        messages = messages_of(keys, sizes, views, sealed=sealed, scalings=scalings)
         change(messages)
         segments, offset = [], 0
         for number, size in enumerate(sizes):
-            extent = segment_size(0, size, size)
+            extent = cobblestone.segment_size(0, size, size)
             segments.append(Segment(number, 0, 0, size, extent, offset, plan if number >= count else None))
             offset += -(-extent // 16) * 16
         buffer = self.device.staging_buffer(offset + len(segments) * self.device.segment_overhead)
@@ -119,7 +115,7 @@ def test_scales_may_be_bf16(rig):
 
 
 def test_many_messages_take_a_launch_for_each_table(rig):
-    pairs = [pair(seed, rows=3) for seed in range(MAX_WIDENINGS + 1)]
+    pairs = [pair(seed, rows=3) for seed in range(table.MAX_WIDENINGS + 1)]
     bad, arrays = rig.open(pairs, values=("I8",))
     assert bad is None
     assert all(holds(rig, array, expected(*each, "I8")) for each, array in zip(pairs, arrays, strict=True))
@@ -144,7 +140,7 @@ def changed(**changes):
     def change(messages):
         old = messages.scalings[1]
         fields = {name: getattr(old, name) for name in old.__slots__} | changes
-        messages.scalings[1] = Scaling(**fields)
+        messages.scalings[1] = base.Scaling(**fields)
 
     return change
 
@@ -175,6 +171,6 @@ def test_what_a_kernel_could_not_bear_is_refused_before_a_launch(rig, change, ma
 
 
 def test_values_are_not_gathered_and_widened_together(rig):
-    plan = GatherPlan(np.array([0]), np.arange(2), np.array([[0, 0, 50]]))
+    plan = as_pieces([0], [0, 1], [[0, 0, 50]])
     with pytest.raises(ValueError, match="gathered and widened"):
         rig.open([pair(1)], plan=plan)

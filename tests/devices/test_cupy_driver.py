@@ -22,7 +22,6 @@ from fastrack import DeviceError
 from fastrack._devices import open_device
 from fastrack._devices.cuda import cupy_driver, nvrtc
 from fastrack._devices.cuda.commands import Commands
-from fastrack._devices.cuda.cupy_driver import CupyDriver
 from fastrack._devices.cuda.driver import PageLockedMemoryError
 
 FOLDER = Path(fastrack.__file__).parent.parent / "kernels"
@@ -199,7 +198,7 @@ def test_kernels_that_do_not_compile_are_said_so(monkeypatch, error):
 
 
 def test_a_gpu_that_is_not_ready_is_said_so_whichever_call_finds_it(runtime, monkeypatch):
-    driver = CupyDriver(0)
+    driver = cupy_driver.CupyDriver(0)
     runtime.libcuda.status["cuEventQuery"] = 802
     with pytest.raises(DeviceError, match="nvidia-smi conf-compute -srs 1"):
         driver.done(driver.event())
@@ -316,7 +315,7 @@ def test_a_share_is_passed_on():
 def test_a_device_opens_without_nvidia_ml_py(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)  # importing it raises ImportError
     assert open_device("cuda:1").name == "cuda:1"
-    assert CupyDriver(1).confidential is False
+    assert cupy_driver.CupyDriver(1).confidential is False
 
 
 # The kernels' sources.
@@ -371,7 +370,7 @@ def test_a_header_that_changes_changes_the_digest_and_a_number_must_be_plain(tmp
 
 @pytest.mark.slow
 def test_a_list_is_issued_in_the_context_of_its_device(runtime):
-    driver = CupyDriver(1)
+    driver = cupy_driver.CupyDriver(1)
     assert runtime.compiled == ((FOLDER / "fastrack.cu").read_text(), nvrtc.find_kernels().options, "nvrtc")
     assert (driver.name, driver.multiprocessors) == ("cuda:1", 132)
     stream, event, memory, host = driver.stream(high_priority=True), driver.event(), driver.memory(64), driver.host(32)
@@ -397,7 +396,7 @@ def test_a_list_is_issued_in_the_context_of_its_device(runtime):
 
 
 def test_all_memory_of_a_multiprocessor_may_be_shared_and_page_locked_memory_has_its_size(runtime):
-    host = CupyDriver(0).host(16401)
+    host = cupy_driver.CupyDriver(0).host(16401)
     assert (host.size, host.dtype, host.flags.writeable) == (16401, np.uint8, True)
     assert ("hostAlloc", 0, 16401, 1) in runtime.calls
     assert {kernel.preferred_shared_memory_carveout for kernel in runtime.kernels.values()} == {100}
@@ -406,7 +405,7 @@ def test_all_memory_of_a_multiprocessor_may_be_shared_and_page_locked_memory_has
 
 
 def test_streams_do_not_wait_for_the_default_one_and_differ_in_priority(runtime):
-    driver = CupyDriver(0)
+    driver = cupy_driver.CupyDriver(0)
     del runtime.calls[:]
     streams = driver.stream(high_priority=True), driver.stream(high_priority=False), driver.event()
     assert [call[2:] for call in runtime.calls] == [(1, -5), (1, 0), (3,)]  # and a thread that waits sleeps
@@ -414,7 +413,7 @@ def test_streams_do_not_wait_for_the_default_one_and_differ_in_priority(runtime)
 
 
 def test_what_is_dropped_is_given_back_once_and_not_by_a_child(runtime):
-    driver = CupyDriver(1)
+    driver = cupy_driver.CupyDriver(1)
     things = [driver.stream(high_priority=True), driver.event(), driver.memory(64), driver.host(32)[3:]]
     pointers = [thing.ptr for thing in things[:3]] + [things[3].ctypes.data - 3]
     del runtime.calls[:]
@@ -435,13 +434,13 @@ def test_what_is_dropped_is_given_back_once_and_not_by_a_child(runtime):
 
 
 def test_an_event_happened_or_not(runtime):
-    driver = CupyDriver(0)
+    driver = cupy_driver.CupyDriver(0)
     runtime.libcuda.status["cuEventQuery"] = [0, NOT_READY]
     assert [driver.done(driver.event()) for _ in range(2)] == [True, False]
 
 
 def test_the_time_between_two_timed_events_is_in_seconds(runtime, monkeypatch):
-    driver = CupyDriver(1)
+    driver = cupy_driver.CupyDriver(1)
     del runtime.calls[:]
     before, after = driver.event(timed=True), driver.event(timed=True)
     assert [call[1:] for call in runtime.calls] == [(1, 0), (1, 0)]
@@ -450,7 +449,7 @@ def test_the_time_between_two_timed_events_is_in_seconds(runtime, monkeypatch):
 
 
 def test_what_cuda_says_is_said_again(runtime):
-    driver = CupyDriver(1)
+    driver = cupy_driver.CupyDriver(1)
     runtime.libcuda.status["cuEventQuery"] = 700
     with pytest.raises(DeviceError, match=r"cuda:1 .*cuEventQuery: .*700"):
         driver.done(driver.event())
@@ -483,7 +482,7 @@ def test_no_call_is_forbidden_while_another_thread_captures(runtime, monkeypatch
     for name in names:
         monkeypatch.setattr(runtime, name, record(name), raising=False)
     monkeypatch.setattr(sys.modules["cupy"].get_default_memory_pool(), "free_all_blocks", record("free_all_blocks"))
-    driver = CupyDriver(1)
+    driver = cupy_driver.CupyDriver(1)
     assert all([driver.stream(high_priority=True), driver.event(), driver.memory(64), driver.host(64).size])
     runtime.full = True
     with pytest.raises(DeviceError, match="no memory"):
@@ -496,7 +495,7 @@ def test_no_call_is_forbidden_while_another_thread_captures(runtime, monkeypatch
 
 
 def test_page_locked_memory_that_there_is_none_of_is_not_called_the_gpus(runtime, monkeypatch):
-    driver, asked = CupyDriver(0), []
+    driver, asked = cupy_driver.CupyDriver(0), []
 
     def refuse(*call):
         asked.append(call)
@@ -510,7 +509,7 @@ def test_page_locked_memory_that_there_is_none_of_is_not_called_the_gpus(runtime
 
 
 def test_memory_that_pools_keep_is_asked_back_before_there_is_none(runtime, monkeypatch):
-    driver = CupyDriver(0)
+    driver = cupy_driver.CupyDriver(0)
     emptied = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
@@ -525,7 +524,7 @@ def test_memory_that_pools_keep_is_asked_back_before_there_is_none(runtime, monk
 
 
 def test_a_list_that_keeps_the_lock_gives_it_up_where_it_would_block(runtime):
-    driver = CupyDriver(0)
+    driver = cupy_driver.CupyDriver(0)
     stream, event = driver.stream(high_priority=True), driver.event()
     commands = Commands()
     commands.require_idle(stream)
@@ -570,12 +569,12 @@ def cupy(runtime, monkeypatch):
 
 @pytest.mark.usefixtures("cupy")
 def test_a_view_of_a_cupy_array_knows_the_callers_stream():
-    view = CupyDriver(0).view(CupyArray(), writable=True)
+    view = cupy_driver.CupyDriver(0).view(CupyArray(), writable=True)
     assert (view.address, view.size, view.stream.ptr) == (4096, 12, 7)
 
 
 def test_a_stream_that_is_captured_is_refused_before_anything_is_put_on_it(runtime, cupy):
-    driver = CupyDriver(0)
+    driver = cupy_driver.CupyDriver(0)
     runtime.libcuda.capturing.add(7)
     cupy.empty = lambda *_: pytest.fail("memory was allocated during a capture")
     del runtime.libcuda.calls[:]
@@ -594,7 +593,7 @@ def test_a_stream_that_is_captured_is_refused_before_anything_is_put_on_it(runti
 
 @pytest.mark.usefixtures("cupy")
 def test_an_array_that_is_not_contiguous_is_copied_there_or_refused():
-    driver = CupyDriver(0)
+    driver = cupy_driver.CupyDriver(0)
     assert driver.view(CupyArray(contiguous=False), writable=False).address == 8192
     with pytest.raises(ValueError, match="contiguous"):
         driver.view(CupyArray(contiguous=False), writable=True)
@@ -604,7 +603,7 @@ def test_an_array_that_is_not_contiguous_is_copied_there_or_refused():
 @each("array", [np.zeros(3), CupyArray(index=1), torch.zeros(3), 5])
 def test_an_array_elsewhere_is_refused(array):
     with pytest.raises(TypeError, match="expected a"):
-        CupyDriver(0).view(array, writable=True)
+        cupy_driver.CupyDriver(0).view(array, writable=True)
 
 
 def test_cupy_makes_arrays_of_the_dtypes_it_has(cupy):
@@ -616,7 +615,7 @@ def test_cupy_makes_arrays_of_the_dtypes_it_has(cupy):
         made.append((shape, dtype))
 
     cupy.empty = empty
-    driver = CupyDriver(0)
+    driver = cupy_driver.CupyDriver(0)
     driver.empty("F32", [2, 3], "cupy")
     assert made == [((2, 3), np.dtype("float32"))]
     for dtype in ("BF16", "F4"):
@@ -628,4 +627,4 @@ def test_cupy_makes_arrays_of_the_dtypes_it_has(cupy):
 def test_a_torch_without_cuda_is_said_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match=r"torch .* cuda:0.*'cupy'"):
-        CupyDriver(0).empty("F32", [2], "torch")
+        cupy_driver.CupyDriver(0).empty("F32", [2], "torch")

@@ -5,15 +5,12 @@ import inspect
 import numpy as np
 import pytest
 import torch
+from helpers import engines
 from helpers.cases import each
+from helpers.messages import messages_of, raw_key
 
 from fastrack import Channel, DeviceError, Key, KeyRing, to_device
-from fastrack._crypto.base import HostMemory, Messages
-from fastrack._crypto.cobblestone import MessageKey
-from fastrack._crypto.engine import get_engine
-from fastrack._crypto.message_keys import MessageKeys
-from fastrack._devices import canonical, open_device
-from fastrack._devices.base import BadChunk, Device
+from fastrack._devices import base, canonical, open_device
 from fastrack._devices.cpu import CpuDevice
 
 
@@ -67,7 +64,7 @@ def test_a_device_that_cannot_be_used_says_what_to_do():
 
 
 def test_a_device_has_ten_methods_at_most():
-    methods = [name for name, _ in inspect.getmembers(Device, inspect.isfunction) if not name.startswith("_")]
+    methods = [name for name, _ in inspect.getmembers(base.Device, inspect.isfunction) if not name.startswith("_")]
     assert len(methods) <= 10
     assert all(callable(getattr(CpuDevice, name)) for name in methods)
 
@@ -103,18 +100,18 @@ def test_the_host_is_done_when_it_returns(cpu):
     slot.wipe()
     assert not slot.memory.any()
 
-    key, plain, sealed = MessageKey.raw(bytes(32), bytes(12)), np.arange(84, dtype=np.uint8), slot.memory
+    key, plain, sealed = raw_key(bytes(32)), np.arange(84, dtype=np.uint8), slot.memory
 
     def messages(memory):
-        chunks = HostMemory.of(sealed, writable=True)
-        return Messages(MessageKeys.of([key]), [84], [cpu.view(memory, writable=True)], [chunks], *[[None]] * 3)
+        return messages_of([key], [84], [cpu.view(memory, writable=True)], sealed=[sealed])
 
     sealing = cpu.begin(messages(plain))
     sealing.seal(None, None)
     sealing.finish()
     assert (sealing.done(), sealing.result()) == (True, None)
     opened = np.zeros(84, np.uint8)
-    assert get_engine().open_run(get_engine().expand_key(key), sealed, opened, 0) is None
+    engine = engines.make()
+    assert engine.open_run(engine.expand_key(key), sealed, opened, 0) is None
     assert np.array_equal(opened, plain)
 
     cpu.clear(cpu.view(opened, writable=True))
@@ -123,7 +120,7 @@ def test_the_host_is_done_when_it_returns(cpu):
     opening = cpu.begin(messages(opened))
     opening.open(None, None)
     opening.finish()
-    assert (opening.done(), opening.result()) == (True, BadChunk(0, 0))
+    assert (opening.done(), opening.result()) == (True, base.BadChunk(0, 0))
     assert not opened.any()
 
 

@@ -14,10 +14,8 @@ from numba import cfunc, int32, int64
 
 from fastrack import DeviceError
 from fastrack._crypto import workers
-from fastrack._crypto.workers import default_threads
 from fastrack._devices.cuda import native
 from fastrack._devices.cuda.commands import NAMES, Commands, Function
-from fastrack._devices.cuda.native import STOPPED, Native, find_functions
 
 MIB = 1 << 20
 CONTEXT = 99
@@ -38,7 +36,7 @@ def libcuda():
 
 @pytest.fixture
 def run(libcuda):
-    return Native(libcuda.functions, CONTEXT).run
+    return native.Native(libcuda.functions, CONTEXT).run
 
 
 # Calls.
@@ -111,7 +109,7 @@ def test_a_list_changes_the_mode_of_its_thread_towards_captures_only_meanwhile(l
     commands, modes = stopping(), []
     libcuda.mode, libcuda.happened = before, lambda _: modes.append(libcuda.mode)
     libcuda.status["cuEventQuery"] = [NOT_READY] * 1000
-    assert run(commands, hold=True)[0] == STOPPED
+    assert run(commands, hold=True)[0] == native.STOPPED
     assert libcuda.mode == before
     libcuda.status["cuEventQuery"] = 700
     assert run(commands)[0] == 700
@@ -145,7 +143,7 @@ def test_a_list_that_keeps_the_lock_stops_where_it_would_block_and_goes_on_witho
     commands = stopping()
     libcuda.status["cuStreamQuery"] = NOT_READY
     status, place = run(commands, hold=True)
-    assert status == STOPPED
+    assert status == native.STOPPED
     assert [name for name, *_ in libcuda.calls] == ["cuStreamQuery"]
     libcuda.status["cuEventQuery"] = NOT_READY
     assert run(commands, start=place) == (0, len(commands.code))
@@ -157,7 +155,7 @@ def test_a_poll_gives_up_after_its_time(libcuda, run):
     commands.poll(handle(2), 3_000_000, stop=True)
     libcuda.status["cuEventQuery"] = NOT_READY
     start = time.perf_counter_ns()
-    assert run(commands, hold=True) == (STOPPED, len(commands.code))
+    assert run(commands, hold=True) == (native.STOPPED, len(commands.code))
     assert time.perf_counter_ns() - start >= 3_000_000
     libcuda.status["cuEventQuery"] = [NOT_READY, NOT_READY, 0]
     assert run(commands, hold=True) == (0, len(commands.code))
@@ -181,7 +179,7 @@ def test_the_lock_is_kept_or_given_up(hold):
             gaps.append(now - last)
             last = now
 
-    run = Native(functions, 0).run
+    run = native.Native(functions, 0).run
     run(Commands(), hold=hold)  # compiled by now
     thread = threading.Thread(target=look_at_the_clock, daemon=True)
     thread.start()
@@ -222,7 +220,7 @@ def test_a_worker_that_does_not_begin_is_not_waited_for(run, monkeypatch):
     run(commands, threads=4)
     assert np.array_equal(target, source)
     asked = [box[workers.ENTRY] != 0 for box in all_boxes(boxes)]
-    assert asked == [default_threads() > 1] * 3
+    assert asked == [workers.default_threads() > 1] * 3
     assert [box.state for box in all_boxes(boxes)] == [workers.FREE] * 3
 
 
@@ -231,7 +229,7 @@ def test_a_long_copy_asks_for_as_many_workers_as_it_was_given(run, monkeypatch):
     commands, target, source = one_copy(8 * MIB)
     run(commands, threads=13)
     assert np.array_equal(target, source)
-    assert sum(box[workers.ENTRY] != 0 for box in all_boxes(boxes)) == (12 if default_threads() > 1 else 0)
+    assert sum(box[workers.ENTRY] != 0 for box in all_boxes(boxes)) == (12 if workers.default_threads() > 1 else 0)
 
 
 def test_short_copies_have_no_workers(run, monkeypatch):
@@ -262,7 +260,7 @@ class Library:
 
 def test_functions_are_found_by_name():
     library = Library()
-    found = find_functions(library)
+    found = native.find_functions(library)
     assert set(found) >= set(NAMES.values())
     assert {(version, flags) for _, version, flags in library.asked} == {(12000, 0)}
 
@@ -270,7 +268,7 @@ def test_functions_are_found_by_name():
 @each("name", ["cuLaunchKernel", "cuCtxPushCurrent", "cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode"])
 def test_a_libcuda_without_one_of_them_is_said_so(name):
     with pytest.raises(DeviceError, match=rf"{name}.*driver"):
-        find_functions(Library([name]))
+        native.find_functions(Library([name]))
 
 
 def test_without_libcuda_it_says_what_to_install(monkeypatch):
@@ -279,6 +277,6 @@ def test_without_libcuda_it_says_what_to_install(monkeypatch):
 
     monkeypatch.setattr(native.ctypes, "CDLL", refuse)
     with pytest.raises(DeviceError, match=r"driver.*device='cpu'"):
-        find_functions()
+        native.find_functions()
     with pytest.raises(DeviceError, match="NVIDIA driver"):
-        find_functions(types.SimpleNamespace())
+        native.find_functions(types.SimpleNamespace())

@@ -6,18 +6,19 @@ import pytest
 from helpers.cases import each
 from helpers.fake_nvml import GIB, FakeNvml
 
-from fastrack._devices.graphics import Gpu, Graphics, read_graphics
-from fastrack._devices.nvml import Confidential, read_confidential
+from fastrack._devices import graphics, nvml
 
 
 def test_a_confidential_gpu_is_read():
-    nvml = FakeNvml()
-    assert read_graphics(nvml) == Graphics(
+    fake = FakeNvml()
+    assert graphics.read_graphics(fake) == graphics.Graphics(
         driver="580.65.06",
-        gpus=(Gpu("NVIDIA H100", 80 * GIB, attests=True, persists=True),),
-        confidential=Confidential(enabled=True, environment="production", devtools=False, ready=True, multi_gpu="none"),
+        gpus=(graphics.Gpu("NVIDIA H100", 80 * GIB, attests=True, persists=True),),
+        confidential=nvml.Confidential(
+            enabled=True, environment="production", devtools=False, ready=True, multi_gpu="none"
+        ),
     )
-    assert nvml.open == 0
+    assert fake.open == 0
 
 
 @each(
@@ -34,35 +35,35 @@ def test_a_confidential_gpu_is_read():
     ],
 )
 def test_a_mode_is_read(state, read):
-    mode = read_graphics(FakeNvml(**state)).confidential
+    mode = graphics.read_graphics(FakeNvml(**state)).confidential
     assert {name: getattr(mode, name) for name in read} == read
 
 
 def test_persistence_mode_is_read():
-    assert [read_graphics(FakeNvml(persistence=mode)).gpus[0].persists for mode in (0, 1)] == [False, True]
+    assert [graphics.read_graphics(FakeNvml(persistence=mode)).gpus[0].persists for mode in (0, 1)] == [False, True]
     unknown = FakeNvml(fails={"nvmlDeviceGetPersistenceMode": pynvml.NVML_ERROR_NOT_SUPPORTED})
-    assert read_graphics(unknown).gpus[0].persists is None
+    assert graphics.read_graphics(unknown).gpus[0].persists is None
 
 
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED])
 def test_a_machine_without_a_driver_is_no_error(code):
-    assert read_graphics(FakeNvml(fails={"nvmlInit": code})) == Graphics(absent="no NVIDIA driver")
+    assert graphics.read_graphics(FakeNvml(fails={"nvmlInit": code})) == graphics.Graphics(absent="no NVIDIA driver")
 
 
 def test_a_driver_that_does_not_answer_is_told():
-    found = read_graphics(FakeNvml(fails={"nvmlInit": pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH}))
+    found = graphics.read_graphics(FakeNvml(fails={"nvmlInit": pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH}))
     assert found.absent == "the NVIDIA driver does not answer: RM has detected an NVML/RM version mismatch."
 
 
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND])
 def test_a_gpu_that_knows_no_confidential_mode_is_out_of_it(code):
-    found = read_graphics(FakeNvml(fails={"nvmlSystemGetConfComputeState": code}))
-    assert found.confidential == Confidential(enabled=False)
+    found = graphics.read_graphics(FakeNvml(fails={"nvmlSystemGetConfComputeState": code}))
+    assert found.confidential == nvml.Confidential(enabled=False)
     assert found.problems == ()
 
 
 def test_a_driver_that_does_not_tell_the_mode_leaves_it_unknown():
-    found = read_graphics(FakeNvml(fails={"nvmlSystemGetConfComputeState": pynvml.NVML_ERROR_UNKNOWN}))
+    found = graphics.read_graphics(FakeNvml(fails={"nvmlSystemGetConfComputeState": pynvml.NVML_ERROR_UNKNOWN}))
     assert found.confidential.enabled is None
     assert found.problems == ("confidential state: Unknown Error",)
 
@@ -80,24 +81,24 @@ def test_a_driver_that_does_not_tell_the_mode_leaves_it_unknown():
     ],
 )
 def test_one_failure_leaves_the_rest(call):
-    nvml = FakeNvml(fails={call: pynvml.NVML_ERROR_GPU_IS_LOST})
-    found = read_graphics(nvml)
+    fake = FakeNvml(fails={call: pynvml.NVML_ERROR_GPU_IS_LOST})
+    found = graphics.read_graphics(fake)
     assert len(found.problems) == 1
     assert found.problems[0].endswith("GPU is lost")
     assert found.confidential.enabled is True
-    assert nvml.open == 0
+    assert fake.open == 0
 
 
 def test_a_failure_to_end_is_no_error():
-    read_graphics(FakeNvml(fails={"nvmlShutdown": pynvml.NVML_ERROR_UNKNOWN}))
+    graphics.read_graphics(FakeNvml(fails={"nvmlShutdown": pynvml.NVML_ERROR_UNKNOWN}))
 
 
 def test_multi_gpu_settings_that_are_not_there_or_come_with_an_error_code_are_not_believed(monkeypatch):
-    nvml = FakeNvml()
-    nvml.nvmlSystemGetConfComputeSettings = lambda _: pynvml.NVML_ERROR_UNKNOWN
-    assert read_graphics(nvml).confidential.multi_gpu is None
+    fake = FakeNvml()
+    fake.nvmlSystemGetConfComputeSettings = lambda _: pynvml.NVML_ERROR_UNKNOWN
+    assert graphics.read_graphics(fake).confidential.multi_gpu is None
     monkeypatch.delattr(pynvml, "c_nvmlSystemConfComputeSettings_v1_t")  # as in an old one
-    assert read_graphics(FakeNvml()).confidential.multi_gpu is None
+    assert graphics.read_graphics(FakeNvml()).confidential.multi_gpu is None
 
 
 # The mode decides which thread issues blocking copies.
@@ -118,10 +119,10 @@ def test_multi_gpu_settings_that_are_not_there_or_come_with_an_error_code_are_no
     ],
 )
 def test_copies_are_encrypted_in_confidential_mode_and_in_protected_pcie(monkeypatch, state, expected):
-    nvml = FakeNvml(**state)
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    assert read_confidential().encrypts_copies is expected
-    assert nvml.open == 0
+    fake = FakeNvml(**state)
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    assert nvml.read_confidential().encrypts_copies is expected
+    assert fake.open == 0
 
 
 # Where a GPU is.
@@ -156,16 +157,16 @@ def tree(tmp_path):
 )
 def test_a_gpu_is_near_if_this_process_may_run_on_a_cpu_of_its_node(tree, monkeypatch, node, cpus, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {100, 200})
-    gpu = read_graphics(FakeNvml(), tree(node, cpus)).gpus[0]
+    gpu = graphics.read_graphics(FakeNvml(), tree(node, cpus)).gpus[0]
     assert (gpu.numa_node, gpu.is_near) == expected
 
 
 def test_a_machine_of_one_node_has_no_number_for_it(tree):
     root = tree(0, "0-7")
     (root / "sys/bus/pci/devices/0000:1b:02.0/numa_node").write_text("-1\n")
-    assert read_graphics(FakeNvml(), root).gpus[0].numa_node is None
+    assert graphics.read_graphics(FakeNvml(), root).gpus[0].numa_node is None
 
 
 def test_the_driver_of_this_machine_is_read_without_an_error():
-    found = read_graphics()
+    found = graphics.read_graphics()
     assert (found.absent is None) == (found.driver is not None)

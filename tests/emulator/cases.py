@@ -426,10 +426,9 @@ def confidential():
 
 def pageable_staging():
     """Move a tensor there and back where a probe has found pageable memory to be faster."""
-    from fastrack._devices.cuda import cupy_driver
-    from fastrack._devices.cuda.driver import CopySpeeds, Speeds
+    from fastrack._devices.cuda import cupy_driver, driver
 
-    cupy_driver.measure_copies = lambda driver: CopySpeeds(*[Speeds((1, 1), (2, 2))] * 2)
+    cupy_driver.measure_copies = lambda _: driver.CopySpeeds(*[driver.Speeds((1, 1), (2, 2))] * 2)
     counts = confidential()
     calls = emulator.calls()
     return {"good": counts["good"], "pageable": [calls.get(f"copy {way} pageable memory", 0) for way in ("from", "to")]}

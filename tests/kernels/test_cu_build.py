@@ -13,9 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 from helpers.kernel_host import SOURCE, constants
-from helpers.kernel_nvrtc import OPTIONS, Nvrtc, find_libraries
-
-from fastrack._devices.cuda.nvrtc import KERNELS
+from helpers.kernel_nvrtc import KERNELS, OPTIONS, Nvrtc, find_libraries
 
 FOLDER = SOURCE.parent
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")

@@ -6,7 +6,7 @@ import pytest
 from helpers import kernel_host, reference
 from helpers.cases import each
 from helpers.kernel_host import Host, Library, pack
-from helpers.kernel_nvrtc import Nvrtc, find_libraries
+from helpers.kernel_nvrtc import KERNELS, Nvrtc, find_libraries
 from helpers.reference import CHUNK_SIZE, noise
 from helpers.runs import flip, plan
 from test_cu_chunks import (  # noqa: F401 - which run here on each candidate
@@ -19,7 +19,6 @@ from test_cu_chunks import (  # noqa: F401 - which run here on each candidate
 
 from bench.gpu import candidates
 from bench.gpu.known import CASES
-from fastrack._devices.cuda.nvrtc import KERNELS
 
 REGISTERS = 65536
 # A few spilled words would not be worth another order of the source before a measurement says that they are.

@@ -12,7 +12,7 @@ from helpers.kernel_host import (
     constants,
     pack,
     size_of,
-    table_of,
+    table_at,
     verdict_of,
     verdict_words,
     wrap,
@@ -22,8 +22,6 @@ from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, noise
 from helpers.runs import flip, plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from fastrack._devices.cuda.table import TableSegment
 
 # Around every place where a chunk falls to other threads, and every remainder next to them.
 LENGTHS = [48, 63, 64, 65, 255, 256, 257, 511, 512, 513, 1000, 4095, 4096, 4097, 12345]
@@ -226,7 +224,7 @@ def test_a_chunk_beyond_4_gib_of_a_run_is_where_it_belongs(host, state, key, non
     plain = np.zeros(FAR * CHUNK_SIZE + 700, np.uint8)
     sealed[FAR * SEALED_CHUNK_SIZE :] = np.frombuffer(expected, np.uint8)
     words = verdict_words(ended=FAR)
-    table = table_of(TableSegment(plain.ctypes.data, 7, plain.size, FAR + 1, 0, 0))
+    table = table_at(plain, 7, plain.size, FAR + 1)
     host.run_last(state, "open", sealed, FAR + 1, 1, words.data, TICKET, table, blocks=FAR + 1)
     assert verdict_of(words) is None
     assert np.array_equal(plain[FAR * CHUNK_SIZE :], text)

@@ -4,14 +4,11 @@ import numpy as np
 import pytest
 from helpers import reference
 from helpers.cases import each
-from helpers.kernel_host import TICKET, pack, table_of, verdict_of, verdict_words
+from helpers.kernel_host import TICKET, pack, table_at, verdict_of, verdict_words
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
-from helpers.runs import as_pieces, flip, plan, ranges_within, zeroed
+from helpers.runs import as_pieces, flip, plan, plan_of_rows, ranges_within, zeroed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from fastrack._devices.cuda.table import TableSegment
-from fastrack._sealed.indexing import plan_rows
 
 SIZE = 5 * CHUNK_SIZE + 1234
 PLAIN = noise(SIZE, seed=1).tobytes()
@@ -73,7 +70,7 @@ def test_rows_are_those_that_numpy_chooses(host, state, sealed, row_bytes):
         [],
     ]
     for blocks, pick in enumerate(picks, start=1):
-        chosen = plan_rows(pick, rows.shape, SIZE)
+        chosen = plan_of_rows(pick, rows.shape, SIZE)
         result = gather(host, state, sealed, chosen.ranges().pieces(), chosen.nbytes, blocks=blocks, offset=blocks)
         assert result == (None, rows[pick].tobytes())
 
@@ -193,7 +190,7 @@ def test_pieces_beyond_4_gib_are_where_they_belong(host, state, key, nonce):
     opened = np.zeros(2 * before + 3 + 3, np.int64)  # chunks, starts, and the piece
     opened[before], opened[2 * before + 2], opened[-3:] = 3, 1, (50, place, 600)
     words = verdict_words(ticket=TICKET, opened=TICKET, ended=before)
-    table = table_of(TableSegment(target.ctypes.data, 0, 3 * CHUNK_SIZE + 700, target.size, 0, 0))
+    table = table_at(target, 0, 3 * CHUNK_SIZE + 700, target.size)
     arguments = (packed, before + 1, 1, words.data, TICKET + 1, opened, 1, table)
     host.run_last(state, "gather", *arguments, blocks=before + 1)
     assert verdict_of(words, TICKET + 1) is None

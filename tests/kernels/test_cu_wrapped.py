@@ -16,6 +16,7 @@ from helpers.kernel_host import (
     constants,
     pack_nest,
     read_only,
+    table_at,
     table_of,
     verdict_of,
     verdict_words,
@@ -23,9 +24,8 @@ from helpers.kernel_host import (
     wrapped_row,
 )
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
-from helpers.runs import flip
+from helpers.runs import as_pieces, flip
 
-from fastrack._crypto.gather import GatherPlan
 from fastrack._devices.cuda.table import TableSegment, name_of
 
 STATE, ROW, ROWS = 8704, 64, 256
@@ -271,7 +271,7 @@ def test_no_key_stays_in_shared_memory(case):
 
 
 def gather(found, words=None, blocks=2):
-    plan = GatherPlan(np.array([0, 2]), np.arange(3), np.array([[5, 0, 100], [7, 100, 300]]))
+    plan = as_pieces([0, 2], [0, 1, 2], [[5, 0, 100], [7, 100, 300]])
     memory = np.concatenate([plan.chunks, plan.starts, plan.table.reshape(-1)]).astype(np.int64)
     sealed = found.sealed[4]
     packed = sealed[:SEALED_CHUNK_SIZE] + sealed[2 * SEALED_CHUNK_SIZE :]
@@ -385,7 +385,7 @@ def test_a_launch_that_was_lost_leaves_a_ticket_missing(case, lost, blocks):
 def test_a_launch_without_one_of_its_blocks_leaves_no_ticket(case, host, blocks):
     found = case()
     words = verdict_words(ended=0)
-    table = table_of(TableSegment(Fenced(100, 16).data.ctypes.data, name_of(3, 0), 100, 1, 0, 0))
+    table = table_at(Fenced(100, 16).data, name_of(3, 0), 100, 1)
     source = read_only(Fenced.holding(found.sealed[0], 16))
     arguments = (*found.keys(), source, 1, 1, words.data, TICKET, table)
     host.launch(f"small_{found.bits}", *arguments, grid=blocks, first=min(1, blocks - 1))

@@ -3,18 +3,17 @@
 import os
 import shutil
 
-import numpy as np
 import pytest
 from helpers import kernel_host
 from helpers.kernel_nvrtc import find_libraries
 from helpers.kernel_ptx import compile_ptx
+from helpers.runs import as_pieces
 from mutants.edits import MUTANTS
 
 from bench.gpu import known
 from bench.gpu.gpu import WrongResultError
 from bench.gpu.launches import ByteRuns
 from bench.gpu.ptx import PtxGpu, Violation
-from fastrack._crypto.gather import GatherPlan
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not find_libraries(), reason="there is no NVRTC wheel")]
 THIS = "ptx/test_ptx_faults.py::test_without_a_fault_nothing_is_found"
@@ -28,11 +27,11 @@ def check(gpu):
     key, nonce, plain = os.urandom(32), os.urandom(12), os.urandom(known.CHUNK_SIZE + 9)
     sealed, state = known.seal(key, nonce, plain), runs.prepare(key, nonce)
     known._expect("a short chunk, sealed", runs.seal_run(state, plain[:9]), known.seal(key, nonce, plain[:9]))
-    pieces = GatherPlan(np.array([0]), np.array([0, 2]), np.array([[1, 1, 1], [1, 6, 9]]))
+    pieces = as_pieces([0], [0, 2], [[1, 1, 1], [1, 6, 9]])
     result = runs.gather(state, sealed[: known.SEALED_CHUNK_SIZE], pieces, len(plain), 15)
     known._expect("pieces at odd places", result, (None, b"\xa5" + plain[1:2] + b"\xa5" * 4 + plain[1:10]))
     for chunk, pieces, place in ((0, 1, known.CHUNK_SIZE - 3), (0, 1, 2 * known.CHUNK_SIZE), (0, 2, 0), (7, 1, 0)):
-        piece = GatherPlan(np.array([chunk]), np.array([0, pieces]), np.array([[place, 0, 4]]))
+        piece = as_pieces([chunk], [0, pieces], [[place, 0, 4]])
         result = runs.gather(state, sealed[: known.SEALED_CHUNK_SIZE], piece, len(plain), 100)
         known._expect("a plan that reaches outside", result, (min(chunk, 1), b"\xa5" * 100))
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from helpers.kernel_nvrtc import find_libraries, version_of
+from helpers.kernel_nvrtc import KERNELS, find_libraries, version_of
 from helpers.kernel_ptx import compile_ptx
 
 from bench.gpu import known
@@ -16,7 +16,6 @@ from bench.gpu.launches import ByteRuns
 from bench.gpu.ptx import PtxGpu
 from bench.gpu.ptx.operations import fused
 from fastrack._crypto.base import Scaling
-from fastrack._devices.cuda.nvrtc import KERNELS
 
 pytestmark = pytest.mark.slow
 WITHOUT_CLMAD = ("-DFASTRACK_CLMAD=0",)

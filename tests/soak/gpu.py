@@ -5,11 +5,11 @@ import threading
 import numpy as np
 import pytest
 from helpers import fake_cuda
+from helpers.cuda_rig import sized
 from helpers.fake_cuda import MODES, FakeDriver
 from helpers.tampering import tampered
 
 from fastrack import AuthenticationError, Channel, DeviceError, unseal
-from fastrack._devices.cuda.device import CudaDevice
 from fastrack._transfer import channel
 from fastrack.format import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 from soak.worker import KEYS, RING, Violation
@@ -22,9 +22,7 @@ SETTLED = {"synchronize", "done", "host", "memory", "event"}
 _local = threading.local()
 
 
-class SmallDevice(CudaDevice):
-    max_slab_size = 4 * CHUNK_SIZE
-    first_slab_size = CHUNK_SIZE
+SmallDevice = sized(most=4, first=1)
 
 
 def install():

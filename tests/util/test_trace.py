@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from helpers import file_systems
-from helpers.cuda_rig import within
+from helpers.cuda_rig import sized, within
 from helpers.fake_cuda import MODES, FakeDriver
 from helpers.forking import in_forked_child
 from helpers.host_gpu import standing_in
@@ -21,7 +21,6 @@ from helpers.trace_processor import open_trace
 import fastrack
 from fastrack import AuthenticationError, Channel, DeviceError, Key
 from fastrack._crypto import workers
-from fastrack._devices.cuda.device import CudaDevice
 from fastrack._transfer import timeline, trace_file
 from fastrack._util import trace
 from fastrack.format import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
@@ -31,9 +30,7 @@ PLAIN = np.random.default_rng(0).integers(0, 256, 40 * CHUNK_SIZE + 5, np.uint8)
 SEALED = fastrack.seal(PLAIN, KEY, name="images")
 
 
-class SmallDevice(CudaDevice):
-    max_slab_size = 4 * CHUNK_SIZE
-    first_slab_size = CHUNK_SIZE
+SmallDevice = sized(most=4, first=1)
 
 
 def traced(path, action):
