@@ -5,10 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from fastrack._documents import fields
-from fastrack._documents.exchange import Reader
-from fastrack._documents.fields import FieldError, Form
-from fastrack._documents.toml import Table, filled
+from fastrack._documents import exchange, fields, toml
 from fastrack.errors import FormatError
 
 NOON = datetime(2027, 1, 31, 12, tzinfo=UTC)
@@ -69,7 +66,7 @@ class Pair:
 
 
 PAIR = {"one": fields.NUMBER.of("first"), "rest": fields.list_of(fields.TEXT)}
-FORM = Form(PAIR, {"format": 1}, limit=100, end=b"\n")
+FORM = fields.Form(PAIR, {"format": 1}, limit=100, end=b"\n")
 
 
 @pytest.mark.parametrize(("field", "value", "read"), VALUES)
@@ -82,7 +79,7 @@ def test_a_field_reads_its_values_and_writes_them_as_they_were(field, value, rea
 @pytest.mark.parametrize(("field", "value", "path"), WRONG)
 def test_any_other_value_is_refused_with_its_place(field, value, path):
     assert not field.takes(value)
-    with pytest.raises(FieldError) as caught:
+    with pytest.raises(fields.FieldError) as caught:
         field.read(value)
     assert caught.value.path == path
     assert "got another value" in str(caught.value)
@@ -106,31 +103,34 @@ def test_a_form_has_its_members_and_no_others():
 
 def test_a_member_may_be_absent_only_where_it_may():
     assert fields.read_members({"one": 1}, PAIR, {"rest"}) == {"first": 1}
-    with pytest.raises(FieldError, match="the members one, rest"):
+    with pytest.raises(fields.FieldError, match="the members one, rest"):
         fields.read_members({"rest": []}, PAIR, {"rest"})
     assert fields.write_members(Pair(1, None), PAIR, {"rest"}) == {"one": 1}
 
 
 def test_a_reader_names_the_path_from_the_document():
-    reader = Reader.parse(b'{"a":{"b":[{"c":[1]},{"c":[2,"x"]}]}}', "fastrack challenge")
+    reader = exchange.Reader.parse(b'{"a":{"b":[{"c":[1]},{"c":[2,"x"]}]}}', "fastrack challenge")
     field = fields.list_of(fields.member_of("c", fields.list_of(fields.INTEGER)))
     with pytest.raises(FormatError, match=r"an integer from 0 to 65535 as its a\.b\[1\]\.c\[1\], got x"):
         reader.member("a").read("b", field)
 
 
 def test_a_table_names_the_key_and_what_it_should_be():
-    table = Table.parse(b'a = ["x"]\n[b]\nc = 1\n[[d]]\n', "settings")
-    assert table.needed("a", filled(fields.TEXT, "words", tuple)) == ("x",)
+    table = toml.Table.parse(b'a = ["x"]\n[b]\nc = 1\n[[d]]\n', "settings")
+    assert table.needed("a", toml.filled(fields.TEXT, "words", tuple)) == ("x",)
     assert table.read("absent", fields.TEXT) is None
     assert table.section("b", {"c": fields.NUMBER.of("count"), "e": fields.TEXT}) == {"count": 1}
     for read, told in (
         (lambda: table.needed("absent", fields.TEXT), "expected a string as absent, got none"),
-        (lambda: table.read("a", filled(fields.NUMBER, "numbers")), r"expected numbers, not empty as a, got \['x'\]"),
+        (
+            lambda: table.read("a", toml.filled(fields.NUMBER, "numbers")),
+            r"expected numbers, not empty as a, got \['x'\]",
+        ),
         (lambda: table.section("b", {"e": fields.TEXT}), r"expected one of the keys e as b\.c, got an unknown one"),
         (lambda: table.tables("a"), "expected an array of tables as a"),
         (table.done, "expected one of the keys a, absent, b as d"),
-        (lambda: Table.parse(b"\xff", "settings"), "expected TOML"),
-        (lambda: Table.parse("a = " + 5000 * "[", "settings"), "expected TOML"),
+        (lambda: toml.Table.parse(b"\xff", "settings"), "expected TOML"),
+        (lambda: toml.Table.parse("a = " + 5000 * "[", "settings"), "expected TOML"),
     ):
         with pytest.raises(FormatError, match=told):
             read()

@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from helpers import engines
 from helpers.cases import each
 from helpers.forking import in_forked_child
 from helpers.tampering import tampered
 
 import fastrack
 from fastrack import AuthenticationError, ClosedError, Key, UnknownKeyError, open_bytes, seal
-from fastrack._crypto.engine import get_engine
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
 SIZES = [0, 1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 20 * CHUNK_SIZE + 77]
@@ -147,7 +147,7 @@ def test_a_closed_file_has_no_key(key):
     file.close()
     assert "_message" not in vars(raw)
     with pytest.raises(ClosedError):
-        get_engine().open_run(schedule, np.zeros(19, np.uint8), np.zeros(3, np.uint8), 0)
+        engines.make().open_run(schedule, np.zeros(19, np.uint8), np.zeros(3, np.uint8), 0)
     for use in (raw.tell, raw.readall, lambda: raw.seek(0), file.read):
         with pytest.raises(ValueError, match="closed"):
             use()
@@ -159,7 +159,7 @@ def test_a_file_that_is_garbage_is_closed(key):
     del file
     gc.collect()
     with pytest.raises(ClosedError):
-        get_engine().open_run(schedule, np.zeros(19, np.uint8), np.zeros(3, np.uint8), 0)
+        engines.make().open_run(schedule, np.zeros(19, np.uint8), np.zeros(3, np.uint8), 0)
 
 
 def test_threads_share_a_file(key):

@@ -8,15 +8,14 @@ import pytest
 from helpers.cases import each
 
 from fastrack import FormatError, import_samples
-from fastrack._samples.imports import Import
-from fastrack._samples.readers import open_source
+from fastrack._samples import imports, readers
 
 CHANGED = "expected the file as it was at the first look, got one that changed"
 
 
 def batches_while(path, change, after=1):
     """Read a source, and change it after a number of batches."""
-    for read, _ in enumerate(open_source(path).batches, 1):
+    for read, _ in enumerate(readers.open_source(path).batches, 1):
         if read == after:
             change(path)
 
@@ -63,7 +62,7 @@ def test_a_table_that_was_replaced_after_its_survey_is_refused(tmp_path, monkeyp
 
     monkeypatch.setattr(tables.Survey, "find", find_and_replace)
     with pytest.raises(FormatError, match=CHANGED):
-        list(open_source(path).batches)
+        list(readers.open_source(path).batches)
 
 
 def write_image(path):
@@ -95,14 +94,14 @@ def test_a_file_that_changes_after_it_was_compared_is_refused(tmp_path, key, mon
     (source / "a.txt").write_text("a\n")
     import_samples(source, tmp_path / "data", key)
     (source / "b.txt").write_text("b\n")
-    find = Import._find_existing
+    find = imports.Import._find_existing
 
     def find_and_change(self, writer):
         found = find(self, writer)
         (source / "a.txt").write_text("changed\nand more\n")
         return found
 
-    monkeypatch.setattr(Import, "_find_existing", find_and_change)
+    monkeypatch.setattr(imports.Import, "_find_existing", find_and_change)
     with pytest.raises(FormatError, match=CHANGED):
         import_samples(source, tmp_path / "data", key, append=True, skip_existing=True)
 

@@ -10,8 +10,7 @@ from helpers import by_hand
 from helpers.cases import each
 
 from fastrack import Key, load_checkpoint, load_file
-from fastrack._sealed.file_header import _parse, _parse_compact, parse_layouts, unique
-from fastrack._sealed.metadata import _read_layout
+from fastrack._sealed import file_header, metadata
 from fastrack.errors import FormatError
 
 SOUND = {
@@ -128,12 +127,12 @@ def attempt(parse, *arguments):
 @pytest.mark.parametrize("is_padded", [False, True])
 def test_the_parser_of_compact_headers_agrees_with_that_of_all(is_padded):
     rng, text = random.Random(8), as_written(COMPACT) + "  " * is_padded
-    assert _parse_compact(text, 100) == _parse(text, 100)
+    assert file_header._parse_compact(text, 100) == file_header._parse(text, 100)
     parsed = 0
     for _ in range(5000):
         altered = alter(text, rng)
-        general = attempt(_parse, altered, 100)
-        compact = attempt(_parse_compact, altered, 100)
+        general = attempt(file_header._parse, altered, 100)
+        compact = attempt(file_header._parse_compact, altered, 100)
         assert compact in (None, general), altered
         if compact not in (None, "refused"):
             assert list(compact[1]) == list(general[1])
@@ -147,11 +146,13 @@ def test_the_parser_of_compact_lists_agrees_with_that_of_all():
     parsed = 0
     for _ in range(5000):
         altered = alter(text, rng)
-        compact = parse_layouts(altered)
+        compact = file_header.parse_layouts(altered)
         if compact is not None:
             parsed += 1
-            entries = json.loads(altered, object_pairs_hook=unique)
-            assert compact == {name: _read_layout(name, entry, Path("x")) for name, entry in entries.items()}, altered
+            entries = json.loads(altered, object_pairs_hook=file_header.unique)
+            assert compact == {
+                name: metadata._read_layout(name, entry, Path("x")) for name, entry in entries.items()
+            }, altered
             assert list(compact) == list(entries)
     assert parsed > 50
 
@@ -167,7 +168,7 @@ def test_the_parser_of_compact_lists_agrees_with_that_of_all():
     ],
 )
 def test_the_parser_of_compact_headers_leaves_others_to_that_of_all(header):
-    assert _parse_compact(as_written(header), 0) is None
+    assert file_header._parse_compact(as_written(header), 0) is None
 
 
 @each("content", [b"", bytes(7), bytes(8), (1).to_bytes(8, "little"), b"\xff" * 16])

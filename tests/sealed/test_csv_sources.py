@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastrack import FormatError, SealedDataset, export_samples, import_samples
-from fastrack._samples.csv import csv_files
-from fastrack._samples.csv.cell_types import Schema, judge_cell
+from fastrack._samples.csv import cell_types, csv_files
 from fastrack._samples.readers import open_source
 
 
@@ -200,7 +199,7 @@ def test_a_number_that_a_float_gives_back_is_one(write, cell):
 @given(st.floats(allow_nan=False))
 def test_what_a_float_is_printed_as_is_a_number(value):
     for text in repr(value), f"{value:.16e}", f"{value:.18e}":
-        assert judge_cell(text) == judge_cell("0.5")
+        assert cell_types.judge_cell(text) == cell_types.judge_cell("0.5")
 
 
 def test_a_header_of_many_columns_takes_no_time(write):
@@ -393,16 +392,16 @@ def test_one_note_tells_why_a_column_is_text_and_on_which_line(write, content, n
 def test_nulls_are_named(write):
     path = write("x,y,z\n1,NA,NA\nnull,b,\n3,,TRUE\n")
     assert columns_of(path)["x"] == ["1", "null", "3"]
-    found = columns_of(path, schema=Schema.of(["NA", "null"], {}))
+    found = columns_of(path, schema=cell_types.Schema.of(["NA", "null"], {}))
     assert found == {"x": [1, None, 3], "y": [None, "b", ""], "z": [None, "", "TRUE"]}
-    assert columns_of(path, schema=Schema.of(["NA", ""], {}))["y"] == [None, "b", None]
-    assert columns_of(path, schema=Schema.of(["3"], {}))["x"] == ["1", "null", None]
+    assert columns_of(path, schema=cell_types.Schema.of(["NA", ""], {}))["y"] == [None, "b", None]
+    assert columns_of(path, schema=cell_types.Schema.of(["3"], {}))["x"] == ["1", "null", None]
 
 
 def test_types_are_given(write):
     path = write("a,b,c,d\n007,0.12345678901234567890,1,TRUE\n +8,NA,2,false\n")
     types = {"a": "int", "b": float, "c": "text", "d": bool}
-    found = columns_of(path, schema=Schema.of(["NA"], types))
+    found = columns_of(path, schema=cell_types.Schema.of(["NA"], types))
     assert found == {"a": [7, 8], "b": [0.12345678901234568, None], "c": ["1", "2"], "d": [True, False]}
 
 
@@ -421,7 +420,7 @@ def test_types_are_given(write):
 def test_a_cell_that_has_not_the_type_of_its_column_is_refused_by_line(write, cells, kind, row):
     path = write("x,y\n" + "".join(f"{cell},z\n" for cell in cells))
     with pytest.raises(FormatError, match=rf"a\.csv, line {row + 2}: column 'x': expected .* as types= says, got"):
-        columns_of(path, schema=Schema.of([], {"x": kind}))
+        columns_of(path, schema=cell_types.Schema.of([], {"x": kind}))
 
 
 def test_a_schema_that_is_none_is_refused_in_words(tmp_path, write, key):

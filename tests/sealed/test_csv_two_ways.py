@@ -6,8 +6,7 @@ import sys
 import pytest
 
 from fastrack import FormatError
-from fastrack._samples.csv import csv_arrow
-from fastrack._samples.csv.cell_types import Schema
+from fastrack._samples.csv import cell_types, csv_arrow
 from fastrack._samples.readers import open_source
 
 pytest.importorskip("pyarrow")
@@ -59,7 +58,7 @@ def table(seed):
     content = content if draw.random() < 0.7 else content.removesuffix(end.encode())
     chosen = None if draw.random() < 0.7 else draw.sample(header, draw.randint(1, width))
     types = {header[-1]: draw.choice(["int", "float", "text", "bool"])} if draw.random() < 0.2 else {}
-    return content, chosen, Schema.of(draw.choice([(), (), ["NA"], ["", "1"]]), types)
+    return content, chosen, cell_types.Schema.of(draw.choice([(), (), ["NA"], ["", "1"]]), types)
 
 
 def read(path, chosen, schema):
@@ -117,7 +116,7 @@ def test_a_mark_where_a_block_begins_stays_as_where_another_row_does(tmp_path, l
     path.write_bytes(b"\xef\xbb\xbfa,b\n" + rows + b"\xef\xbb\xbfa,b\n" + rows)
     for size in (8, 1 << 20):
         limited(arrow_block=size)
-        (columns, _) = read(path, None, Schema())
+        (columns, _) = read(path, None, cell_types.Schema())
         assert columns["a"][1].decode() == 3 * "one" + "\ufeffa" + 3 * "one"
 
 

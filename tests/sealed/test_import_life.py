@@ -26,8 +26,7 @@ import pytest
 from helpers.cases import each
 
 import fastrack
-from fastrack import FormatError, import_samples, load_file, unseal
-from fastrack._keys.keyring import KeyRing
+from fastrack import FormatError, KeyRing, import_samples, load_file, unseal
 from fastrack._samples import imports
 from fastrack._samples.about import About
 from fastrack._samples.stored import read_data_set, shards_in

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 import fastrack
 from fastrack import Key
 from fastrack._crypto import gather as plans
-from fastrack._crypto.gather import ByteRanges, EvenRanges
 from fastrack._sealed.indexing import plan_rows
 from fastrack.format import CHUNK_SIZE
 
@@ -185,7 +184,7 @@ def test_ranges_of_any_size_arrive_with_gaps_between_them(wanted):
         expected += [plain[start : start + size], np.full(gap, 0xEE, np.uint8)]
         place += size + gap
     starts, sizes = (np.array([each[index] for each in wanted], np.int64) for index in (0, 1))
-    pieces = ByteRanges(starts, sizes, np.array(places, np.int64)).pieces()
+    pieces = plans.ByteRanges(starts, sizes, np.array(places, np.int64)).pieces()
     result = gather(pieces, plain, place, gaps=sum(gap for _, _, gap in wanted))
     assert np.array_equal(result, np.concatenate([np.empty(0, np.uint8), *expected]))
     assert (np.diff(pieces.chunks) > 0).all()
@@ -211,7 +210,7 @@ def test_rows_in_any_order_are_sorted_by_their_chunks(chunks, loops, monkeypatch
     for count in (0, 1, 2, 33, 400):
         for size in (1, 100, CHUNK_SIZE + 1):
             rows = random.integers(0, chunks * 100, count)
-            pieces = EvenRanges(rows, CHUNK_SIZE // 100, size).pieces()
+            pieces = plans.EvenRanges(rows, CHUNK_SIZE // 100, size).pieces()
             expected = []
             for place, start in enumerate((rows * (CHUNK_SIZE // 100)).tolist()):
                 for first in range(start - start % CHUNK_SIZE, start + size, CHUNK_SIZE):
@@ -222,7 +221,7 @@ def test_rows_in_any_order_are_sorted_by_their_chunks(chunks, loops, monkeypatch
             assert np.array_equal(np.column_stack([numbers, pieces.table]), np.reshape(expected, (-1, 4)))
             elsewhere = random.permutation(count) if count > 2 else np.arange(count)
             for order in (None, elsewhere, np.sort(elsewhere)):
-                ranges = EvenRanges(rows, CHUNK_SIZE // 100, size, order)
+                ranges = plans.EvenRanges(rows, CHUNK_SIZE // 100, size, order)
                 same = ranges.expand().pieces()
                 for made in ("chunks", "starts", "table"):
                     assert np.array_equal(getattr(same, made), getattr(ranges.pieces(), made))
@@ -233,10 +232,10 @@ def test_neighbouring_rows_are_one_piece_if_they_are_neighbours_in_the_result(lo
     use_loops(monkeypatch, loops)
     rows = np.array([3, 4, 5, 6])
     for order, lengths in (([0, 1, 2, 3], [32]), ([5, 6, 1, 2], [16, 16]), ([3, 2, 1, 0], [8] * 4), (None, [32])):
-        pieces = EvenRanges(rows, 8, 8, order and np.array(order)).pieces()
+        pieces = plans.EvenRanges(rows, 8, 8, order and np.array(order)).pieces()
         assert pieces.table[:, 2].tolist() == lengths
     with pytest.raises(ValueError, match="place"):
-        _ = EvenRanges(rows, 8, 8, np.array([1])).pieces().chunks
+        _ = plans.EvenRanges(rows, 8, 8, np.array([1])).pieces().chunks
 
 
 @each("loops", ["compiled", "interpreted"])
@@ -251,7 +250,7 @@ def test_rows_are_located_exactly_if_all_of_them_lie_inside(loops, size, monkeyp
         ([-(2**40)], None), ([1, 2, 3, 4], None), ([1], [3]), ([1], [-1]), ([1], [2**40]),
     ):  # fmt: skip
         places = None if order is None else np.array(order)
-        ranges = EvenRanges(np.array(rows, np.int64), size, size, places)
+        ranges = plans.EvenRanges(np.array(rows, np.int64), size, size, places)
         lies_inside = all(0 <= row < count for row in rows) and all(
             0 <= place < 3 for place in (range(len(rows)) if order is None else order)
         )

@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 from helpers import file_ids
 from helpers.cases import each
+from helpers.sealed_files import write_file
+from helpers.signed import sign
 from hypothesis import given
 from hypothesis import strategies as st
 
 import fastrack
-from fastrack import AuthenticationError, FormatError, Key, RollbackError, SignatureError
-from fastrack._files.plain_tensor import PlainTensor
-from fastrack._files.writer import write_sealed
-from fastrack._keys.signing import sign_envelope
-from fastrack._sets.entries import SealedEntry
-from fastrack._sets.manifest import PAYLOAD_TYPE, Manifest, load_manifest, sign_manifest
+from fastrack import AuthenticationError, FormatError, Key, Manifest, RollbackError, SignatureError, load_manifest
+from fastrack._sets import entries
+from fastrack._sets import manifest as manifests
 from fastrack.grants import Signer
 
 KEY = Key.from_bytes(bytes(range(32)))
@@ -54,8 +53,8 @@ def text_of(members):
     return json.dumps(members, sort_keys=True, separators=(",", ":")).encode()
 
 
-def signed(payload, signer=OWNER, kind=PAYLOAD_TYPE):
-    return sign_envelope(payload, kind, [signer])
+def signed(payload, signer=OWNER, kind=manifests.PAYLOAD_TYPE):
+    return sign(payload, kind, signer)
 
 
 def parse(envelope, owner=OWNER):
@@ -188,17 +187,8 @@ def test_each_change_of_a_file_is_told(tmp_path, monkeypatch, options, told):
         tensors |= {"open": np.arange(3), options.get("more", "x"): np.zeros(options.get("shape", (2, 4)), np.int64)}
         tensors.pop(options.get("drop"), None)
         plain = frozenset(options.get("plain", ["open"])) & tensors.keys()
-        described = {name: PlainTensor.of(array) for name, array in tensors.items()}
-        metadata = options.get("metadata", {"note": "a"})
-        write_sealed(
-            described,
-            tmp_path / NAME,
-            options.get("key", KEY),
-            plain,
-            metadata,
-            None,
-            kind=options.get("kind", "tensor"),
-        )
+        metadata, kind = options.get("metadata", {"note": "a"}), options.get("kind", "tensor")
+        write_file(tensors, tmp_path / NAME, options.get("key", KEY), plain=plain, metadata=metadata, kind=kind)
 
     write({})
     manifest = fastrack.publish(tmp_path / NAME, signer=OWNER)
@@ -401,10 +391,10 @@ def test_a_manifest_beyond_the_bound_is_neither_read_nor_written(limited, manife
     with pytest.raises(FormatError, match="at most"):
         load_manifest(folder / "fastrack.manifest", owner=OWNER.verifier)
     with pytest.raises(FormatError, match="at most"):
-        sign_manifest(manifest.files, OWNER)
+        manifests.sign_manifest(manifest.files, OWNER)
 
 
 def test_a_thousand_tensors_are_read_back():
     listed = {f"layers.{number}.weight": ["BF16", [4096, number], HEADER] for number in range(1000)}
-    entry = SealedEntry("0" * 32, "1" * 32, "tensor", "2" * 64, listed, {}, {}, {})
-    assert parse(sign_manifest({NAME: entry}, OWNER)).files == {NAME: entry}
+    entry = entries.SealedEntry("0" * 32, "1" * 32, "tensor", "2" * 64, listed, {}, {}, {})
+    assert parse(manifests.sign_manifest({NAME: entry}, OWNER)).files == {NAME: entry}

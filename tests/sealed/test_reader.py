@@ -26,8 +26,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import fastrack
-from fastrack import Key, SealedTensor, load_file, save_file, unseal, verify_file
-from fastrack._files.verify import check_file
+from fastrack import Key, SealedTensor, check_file, load_file, save_file, unseal, verify_file
 from fastrack._sealed import storage
 from fastrack._tensors import arrays
 from fastrack.errors import AuthenticationError, ClosedError, FastrackError, FormatError, UnknownKeyError

@@ -6,8 +6,7 @@ import pytest
 from helpers import rollbacks
 from helpers.cases import each
 
-from fastrack._sets.anchor import Anchor, _State
-from fastrack._sets.entries import PlainEntry, SealedEntry
+from fastrack._sets import anchor, entries
 
 SCHEDULES = int(os.environ.get("FASTRACK_SCHEDULES", "200"))
 
@@ -34,10 +33,10 @@ def test_no_schedule_makes_a_reader_go_back(count):
 @each(
     ("kind", "method", "fault"),
     [
-        pytest.param(_State, "require_before", lambda *_: None, id="any version"),
-        pytest.param(SealedEntry, "check", lambda *_: None, id="any sealed file"),
-        pytest.param(PlainEntry, "check", lambda *_: None, id="any other file"),
-        pytest.param(Anchor, "advance", lambda _: None, id="an anchor that does not move"),
+        pytest.param(anchor._State, "require_before", lambda *_: None, id="any version"),
+        pytest.param(entries.SealedEntry, "check", lambda *_: None, id="any sealed file"),
+        pytest.param(entries.PlainEntry, "check", lambda *_: None, id="any other file"),
+        pytest.param(anchor.Anchor, "advance", lambda _: None, id="an anchor that does not move"),
     ],
 )
 def test_the_schedules_tell_of_a_check_that_is_left_out(monkeypatch, kind, method, fault):

@@ -25,12 +25,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastrack
-from fastrack import AuthenticationError, ClosedError, DatasetWriter, FormatError, Key, load_file, unseal
-from fastrack._keys.keyring import KeyRing
-from fastrack._samples import dataset_writer as sample_writer
-from fastrack._samples.about import About
-from fastrack._samples.blocks import Block, Column
-from fastrack._samples.stored import read_data_set, shards_in
+from fastrack import AuthenticationError, ClosedError, DatasetWriter, FormatError, Key, KeyRing, load_file, unseal
+from fastrack._samples import about, blocks, dataset_writer, stored
 from fastrack._sealed.file_header import ABOUT
 
 RECORDS = ("image", "name", "tokens")
@@ -52,7 +48,7 @@ def sample(index):
 def read(folder, key):
     """All samples of a folder, by plain unsealing of its tensors."""
     samples = []
-    for path in shards_in(folder):
+    for path in stored.shards_in(folder):
         with load_file(path) as file:
             tensors = {name: unseal(file[name], key, framework="numpy") for name in file if name != ABOUT}
         offsets = {name: tensors.pop(f"{name}.offsets") for name in RECORDS if f"{name}.offsets" in tensors}
@@ -85,7 +81,7 @@ def test_samples_come_back(tmp_path, key, shard_size):
         assert writer.stored <= len(samples)
     assert writer.stored == len(samples)
     assert_same(read(tmp_path / "new" / "data", key), samples)
-    shards = shards_in(tmp_path / "new" / "data")
+    shards = stored.shards_in(tmp_path / "new" / "data")
     assert len(shards) == {1: 40, 5000: len(shards), 1 << 20: 1}[shard_size]
     assert len(shards) > 5 or shard_size > 5000
 
@@ -108,7 +104,9 @@ def test_batches_of_any_size_are_as_samples_one_by_one(tmp_path_factory, key, si
             writer.write_batch(batch)
             done += size
     assert_same(read(several, key), samples)
-    assert [path.stat().st_size for path in shards_in(one)] == [path.stat().st_size for path in shards_in(several)]
+    assert [path.stat().st_size for path in stored.shards_in(one)] == [
+        path.stat().st_size for path in stored.shards_in(several)
+    ]
 
 
 def test_shards_hold_no_more_than_their_size_but_one_sample(tmp_path, key):
@@ -116,7 +114,7 @@ def test_shards_hold_no_more_than_their_size_but_one_sample(tmp_path, key):
         for size in (10, 980, 300, 2000, 5, 700, 290):
             writer.write({"x": bytes(size)})
     sizes = []
-    for path in shards_in(tmp_path):
+    for path in stored.shards_in(tmp_path):
         with load_file(path) as file:
             sizes.append((file["x.records"].nbytes, file["x.offsets"].shape[0] - 1))
     assert sizes == [(10, 1), (980, 1), (300, 1), (2000, 1), (705, 2), (290, 1)]  # each offset counts 8 bytes
@@ -130,7 +128,7 @@ def test_kinds_of_values(tmp_path, key):
     }  # fmt: skip
     with DatasetWriter(tmp_path, key) as writer:
         writer.write(values)
-    with load_file(shards_in(tmp_path)[0]) as file:
+    with load_file(stored.shards_in(tmp_path)[0]) as file:
         found = {name: (file[name].dtype, file[name].shape) for name in file if name != ABOUT}
         assert bytes(unseal(file["view.records"], key, framework="numpy")) == b"ac"
     assert found == {
@@ -164,7 +162,7 @@ def test_what_does_not_fit_is_refused_and_nothing_of_it_kept(tmp_path, key, wron
         with pytest.raises(error):
             writer.write(wrong)
         writer.write({"x": 3})
-    with load_file(shards_in(tmp_path)[0]) as file:
+    with load_file(stored.shards_in(tmp_path)[0]) as file:
         assert unseal(file["x"], key, framework="numpy").tolist() == [1, 3]
 
 
@@ -185,7 +183,7 @@ def test_batches_that_do_not_fit_are_refused(tmp_path, key, wrong, error):
             writer.write_batch(wrong)
         writer.write_batch({"x": [], "y": []})
     assert writer.stored == 0
-    assert not shards_in(tmp_path)
+    assert not stored.shards_in(tmp_path)
 
 
 def test_names_that_offsets_and_lengths_have_are_refused(tmp_path, key):
@@ -244,7 +242,7 @@ def test_a_failure_to_write_loses_nothing_and_stores_nothing_twice(tmp_path, key
         writer.write(samples[1])
         for call, given in ((writer.write, samples[2]), (writer.write_batch, batch)):
             with monkeypatch.context() as patch:
-                patch.setattr(sample_writer, "write_sealed", fail)
+                patch.setattr(dataset_writer, "write_sealed", fail)
                 with pytest.raises(OSError, match="full"):
                     call(given)
             call(given)
@@ -323,7 +321,7 @@ def data_set(folder, key, *runs, shard_size=16):
     for run in runs:
         with DatasetWriter(folder, key, shard_size=shard_size) as writer:
             writer.write_batch({"x": run})
-    return shards_in(folder)
+    return stored.shards_in(folder)
 
 
 def test_each_shard_says_its_place_its_files_and_whether_its_run_is_complete(tmp_path, key):
@@ -334,19 +332,19 @@ def test_each_shard_says_its_place_its_files_and_whether_its_run_is_complete(tmp
     with contextlib.suppress(ZeroDivisionError), DatasetWriter(tmp_path, key, shard_size=16) as writer:
         writer.write_batch({"x": [6, 7, 8]}, file="c")
         raise ZeroDivisionError
-    found = read_data_set(tmp_path, KeyRing(key))
-    assert [(about.first, about.samples, about.run, about.complete, about.files) for _, about in found.shards] == [
+    found = stored.read_data_set(tmp_path, KeyRing(key))
+    assert [(each.first, each.samples, each.run, each.complete, each.files) for _, each in found.shards] == [
         (0, 2, 0, False, (("a", 2),)),
         (2, 2, 0, False, (("a", 1), ("b", 1))),
         (4, 1, 0, True, ()),
         (5, 2, 5, False, (("c", 2),)),
     ]
     assert (found.samples, found.run, found.is_complete) == (7, 5, False)
-    assert len({about.data_set for _, about in found.shards}) == 1
+    assert len({each.data_set for _, each in found.shards}) == 1
     DatasetWriter(tmp_path, key).close()
-    assert read_data_set(tmp_path, KeyRing(key)).is_complete is False
+    assert stored.read_data_set(tmp_path, KeyRing(key)).is_complete is False
     data_set(tmp_path, key, [8])
-    found = read_data_set(tmp_path, KeyRing(key))
+    found = stored.read_data_set(tmp_path, KeyRing(key))
     assert (found.samples, found.run, found.is_complete) == (8, 5, True)
 
 
@@ -356,14 +354,14 @@ def test_shards_that_change_places_or_data_sets_are_refused(tmp_path, key):
     contents = [path.read_bytes() for path in one]
     one[1].write_bytes(two[1].read_bytes())
     with pytest.raises(FormatError, match="another's"):
-        read_data_set(tmp_path / "one", KeyRing(key))
+        stored.read_data_set(tmp_path / "one", KeyRing(key))
     one[0].write_bytes(contents[1])
     with pytest.raises(FormatError, match="samples 0 to 1"):
-        read_data_set(tmp_path / "one", KeyRing(key))
+        stored.read_data_set(tmp_path / "one", KeyRing(key))
     one[0].write_bytes(contents[0])
     one[1].write_bytes(contents[1])
     one[2].unlink()
-    assert read_data_set(tmp_path / "one", KeyRing(key)).is_complete is False
+    assert stored.read_data_set(tmp_path / "one", KeyRing(key)).is_complete is False
 
 
 @each("stripped", [(0,), (0, 1), (1,), (2,), (3,), (0, 1, 2)])
@@ -372,7 +370,7 @@ def test_a_shard_whose_place_was_removed_is_refused_beside_others(tmp_path, key,
     for index in stripped:
         strip(paths[index], ABOUT)
     with pytest.raises(FormatError, match="someone changed"):
-        read_data_set(tmp_path, KeyRing(key))
+        stored.read_data_set(tmp_path, KeyRing(key))
     with pytest.raises(FormatError, match="someone changed"):
         DatasetWriter(tmp_path, key)
 
@@ -382,12 +380,12 @@ def test_shards_of_two_continuations_of_one_data_set_are_refused_together(tmp_pa
     data_set(tmp_path / "one", key, [1, 2, 3, 4])
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     taken_back, kept = (data_set(tmp_path / name, key, *runs) for name in ("one", "two"))
-    assert read_data_set(tmp_path / "two", KeyRing(key)).is_complete
+    assert stored.read_data_set(tmp_path / "two", KeyRing(key)).is_complete
     for index in range(2, len(kept) - 1):
         content = kept[index].read_bytes()
         shutil.copy(taken_back[index], kept[index])
         with pytest.raises(FormatError, match="got one that followed another"):
-            read_data_set(tmp_path / "two", KeyRing(key))
+            stored.read_data_set(tmp_path / "two", KeyRing(key))
         kept[index].write_bytes(content)
 
 
@@ -395,8 +393,8 @@ def test_a_type_is_kept_and_bytes_among_texts_have_none(tmp_path, key):
     for values, kind in ((["a"], "text"), ([b"b", "a"], ""), (["c"], "")):
         with DatasetWriter(tmp_path, key) as writer:
             writer.write_batch({"x": values})
-        assert read_data_set(tmp_path, KeyRing(key)).columns["x"].type == kind
-    days = replace(Block.of(np.arange(3)), column=Column("I64", (), "arrow:x"))
+        assert stored.read_data_set(tmp_path, KeyRing(key)).columns["x"].type == kind
+    days = replace(blocks.Block.of(np.arange(3)), column=blocks.Column("I64", (), "arrow:x"))
     with DatasetWriter(tmp_path / "days", key) as writer:
         writer.write({"x": 3})
         with pytest.raises(ValueError, match="'arrow:x'"):
@@ -409,12 +407,12 @@ def test_shards_of_version_0_1_are_read_and_continued(tmp_path, key):
     for index in (0, 1):
         old = {"x": np.arange(2), "t.records": np.frombuffer(b"abb", np.uint8), "t.offsets": offsets}
         fastrack.save_file(old, tmp_path / f"shard-{index:06}.safetensors", key)
-    found = read_data_set(tmp_path, KeyRing(key))
+    found = stored.read_data_set(tmp_path, KeyRing(key))
     assert (found.samples, found.run, found.is_complete, found.columns["t"].type) == (4, 0, None, "")
     with DatasetWriter(tmp_path, key) as writer:
         assert writer.stored == 4
         writer.write({"x": 7, "t": "c"})
-    found = read_data_set(tmp_path, KeyRing(key))
+    found = stored.read_data_set(tmp_path, KeyRing(key))
     assert (found.samples, found.run, found.is_complete, found.columns["t"].type) == (5, 4, True, "text")
     data = fastrack.SealedDataset(tmp_path, keys=key, transform=lambda sample: (int(sample["x"]), bytes(sample["t"])))
     assert list(data) == [(0, b"a"), (1, b"bb"), (0, b"a"), (1, b"bb"), (7, b"c")]
@@ -426,18 +424,18 @@ def test_shards_of_version_0_1_are_read_and_continued(tmp_path, key):
 def test_shards_of_version_0_1_are_as_many_as_those_after_them_say(tmp_path, key):
     for index in (0, 1):
         fastrack.save_file({"x": np.arange(2)}, tmp_path / f"shard-{index:06}.safetensors", key)
-    assert read_data_set(tmp_path, KeyRing(key)).before == 4
+    assert stored.read_data_set(tmp_path, KeyRing(key)).before == 4
     paths = data_set(tmp_path, key, [1, 2], [3, 4])
-    assert read_data_set(tmp_path, KeyRing(key)).before == 4
+    assert stored.read_data_set(tmp_path, KeyRing(key)).before == 4
     strip(paths[2], ABOUT)
     with pytest.raises(FormatError, match="from sample 4 on"):
-        read_data_set(tmp_path, KeyRing(key))
+        stored.read_data_set(tmp_path, KeyRing(key))
 
 
 @each("content", [b"", b"{}", b"[]", b"\xff", b'{"version":2}', b'{"version":1,"data_set":"a"}', b"[" * 100_000])
 def test_what_a_shard_says_is_refused_in_another_form(content):
     with pytest.raises(FormatError, match="expected"):
-        About.decode(content, Path("shard"))
+        about.About.decode(content, Path("shard"))
 
 
 @each(
@@ -450,11 +448,13 @@ def test_what_a_shard_says_is_refused_in_another_form(content):
     ],
 )  # fmt: skip
 def test_what_a_shard_says_is_refused_with_another_value(change):
-    about = About("a", "b", "c", 1, 2, 2, 0, complete=True, types={"x": "text"}, files=(("é\udcff", 2),))
-    content = about.encode().tobytes()
-    assert About.decode(content, Path("shard")) == about
+    made = about.About("a", "b", "c", 1, 2, 2, 0, complete=True, types={"x": "text"}, files=(("é\udcff", 2),))
+    content = made.encode().tobytes()
+    assert about.About.decode(content, Path("shard")) == made
     with pytest.raises(FormatError, match="expected"):
-        About.decode(json.dumps({**json.loads(content.decode(errors="surrogateescape")), **change}).encode(), Path("x"))
+        about.About.decode(
+            json.dumps({**json.loads(content.decode(errors="surrogateescape")), **change}).encode(), Path("x")
+        )
 
 
 def test_a_writer_is_not_pickled_and_shows_no_key(tmp_path, key):
@@ -500,7 +500,7 @@ def test_a_killed_writer_is_resumed_without_a_gap(tmp_path, key):
         writer = DatasetWriter(tmp_path, key)
         assert most <= writer.stored <= 100
         most = writer.stored
-        assert len(list(tmp_path.iterdir())) == len(shards_in(tmp_path))  # no part of a shard is left
+        assert len(list(tmp_path.iterdir())) == len(stored.shards_in(tmp_path))  # no part of a shard is left
         if most == 100:
             break
     if most < 100:

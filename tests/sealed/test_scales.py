@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from cryptography.cobblestone import Cobblestone256Decryptor
-from helpers import by_hand
+from helpers import by_hand, engines
 from helpers.cases import each
+from helpers.messages import messages_of
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -17,13 +18,8 @@ from safetensors.torch import save_file as save_plain
 
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, SealedTensor
-from fastrack._crypto.base import HostMemory, Messages, Scaling
-from fastrack._crypto.engine import get_engine
-from fastrack._crypto.message_keys import MessageKeys
-from fastrack._crypto.openssl import OpenSSLEngine
-from fastrack._sealed.contexts import MessageContext
-from fastrack._sealed.file_header import encode_header
-from fastrack._sealed.message_headers import open_header
+from fastrack._crypto import base, openssl
+from fastrack._sealed import contexts, file_header, message_headers
 from fastrack._sealed.metadata import _MEMBERS
 from fastrack._sealed.scales import Scale, scale_of
 from fastrack.format import CHUNK_SIZE, chunk_offset
@@ -78,7 +74,7 @@ def require_equal(sealed, key, values, scales):
 
 def _with_numpy(sealed, key):
     """Open by the engine without the native extension."""
-    verdict, opened = _open_by(OpenSSLEngine(), sealed, key)
+    verdict, opened = _open_by(openssl.OpenSSLEngine(), sealed, key)
     assert verdict is None
     return torch.from_numpy(opened)
 
@@ -87,13 +83,12 @@ def _open_by(engine, sealed, key):
     """Return the verdict of an engine, and the words of the result."""
     parts, scale = (sealed.scale, sealed), sealed.context.scale
     opened = [np.zeros(sealed.scale.nbytes, np.uint8), np.ones(2 * sealed.nbytes, np.uint8)]
-    memories = [HostMemory.of(each, writable=True) for each in opened]
-    scaling = Scaling(memories[0], scale.dtype, sealed.dtype, (sealed.shape or (1,))[-1], *scale.block)
-    keys = MessageKeys.of([open_header(part, fastrack.KeyRing(key)) for part in parts])
-    columns = [part.memory for part in parts], *[[None, None]] * 2, [None, scaling]
-    return engine.open_jobs(Messages(keys, [part.nbytes for part in parts], memories, *columns)), opened[1].view(
-        np.int16
-    )
+    memories = [base.HostMemory.of(each, writable=True) for each in opened]
+    scaling = base.Scaling(memories[0], scale.dtype, sealed.dtype, (sealed.shape or (1,))[-1], *scale.block)
+    keys = [message_headers.open_header(part, fastrack.KeyRing(key)) for part in parts]
+    sizes, chunks = [part.nbytes for part in parts], [part.memory for part in parts]
+    messages = messages_of(keys, sizes, memories, sealed=chunks, scalings=[None, scaling])
+    return engine.open_jobs(messages), opened[1].view(np.int16)
 
 
 @each(
@@ -220,7 +215,7 @@ def test_an_altered_chunk_of_values_is_zeros_even_by_an_infinite_scale(key):
     bad = SealedTensor(sealed.context, np.frombuffer(bytes(data), np.uint8), key.id, scale=sealed.scale)
     with pytest.raises(AuthenticationError, match="'w', chunk 1"):
         fastrack.to_device(bad, keys=key, dtype="BF16")
-    for engine in (get_engine(), OpenSSLEngine()):
+    for engine in (engines.make(), openssl.OpenSSLEngine()):
         verdict, opened = _open_by(engine, bad, key)
         assert verdict == (1, 1)
         assert not opened[CHUNK_SIZE : 2 * CHUNK_SIZE].any()
@@ -266,7 +261,7 @@ def test_an_altered_entry_is_refused(tmp_path, key, change, error):
     change(entries)
     marks["fastrack.tensors"] = json.dumps(entries)
     named = {name: ("U8", tuple(entry["shape"])) for name, entry in header.items()}
-    path.write_bytes(encode_header(named, marks) + data[stop:])
+    path.write_bytes(file_header.encode_header(named, marks) + data[stop:])
     with pytest.raises(error), fastrack.load_file(path) as file:
         fastrack.to_device(file["w"], keys=key)
 
@@ -355,7 +350,8 @@ def test_a_model_without_a_quantisation_is_sealed_as_it_was(tmp_path, key):
 
 
 def test_the_context_is_that_of_the_page():
-    context = MessageContext("w", "F8_E4M3", (4096, 4096), "0" * 32, "tensor", Scale((1, 4096), "F32", "s", (4096, 1)))
+    scale = Scale((1, 4096), "F32", "s", (4096, 1))
+    context = contexts.MessageContext("w", "F8_E4M3", (4096, 4096), "0" * 32, "tensor", scale)
     assert context.encode() == (
         b'fastrack/tensor@1\0{"dtype":"F8_E4M3","file":"' + b"0" * 32 + b'","name":"w","scale":{"block":[1,4096],'
         b'"dtype":"F32","name":"s","shape":[4096,1]},"shape":[4096,4096]}'

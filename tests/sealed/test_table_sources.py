@@ -11,13 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastrack import FormatError, SealedDataset, export_samples, import_samples
-from fastrack._samples.blocks import Block, Column
-from fastrack._samples.readers import open_source
+from fastrack._samples import arrow_types, blocks, readers
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-from fastrack._samples.arrow_types import from_arrow, nulls_in, to_arrow  # noqa: E402
 
 D = decimal.Decimal
 
@@ -25,12 +23,12 @@ D = decimal.Decimal
 def back(source, chosen=None):
     """The table that the batches of a source give."""
     batches = []
-    for _, batch in open_source(source, None, chosen).batches:
+    for _, batch in readers.open_source(source, None, chosen).batches:
         arrays = {}
         for name, block in batch.items():
             if not name.endswith(".valid"):
                 valid = batch.get(name + ".valid")
-                arrays[name] = to_arrow(name, block, None if valid is None else valid.data.view(np.bool_))
+                arrays[name] = arrow_types.to_arrow(name, block, None if valid is None else valid.data.view(np.bool_))
         batches.append(pa.RecordBatch.from_pydict(arrays))
     return pa.Table.from_batches(batches)
 
@@ -118,8 +116,8 @@ def test_values_of_every_type_come_back(name):
     array = EVERY_KIND[name]
     for table in (pa.table({"x": array}), pa.table({"x": array[:1]}), pa.table({"x": array[1:]})):
         assert_equal(back(table), table)
-    block, valid = from_arrow("x", array[:0], has_inner_nulls=nulls_in(array)[1])
-    assert to_arrow("x", block, valid).equals(array[:0])
+    block, valid = arrow_types.from_arrow("x", array[:0], has_inner_nulls=arrow_types.nulls_in(array)[1])
+    assert arrow_types.to_arrow("x", block, valid).equals(array[:0])
 
 
 def test_files_of_every_type(tmp_path):
@@ -170,7 +168,7 @@ def test_nulls_are_found_before_the_first_batch(tmp_path):
     table = pa.table({"x": [*range(rows), None], "y": range(rows + 1), "l": [*[[1]] * rows, [None]]})
     parquet.write_table(table, tmp_path / "b.parquet", row_group_size=3000)
     parquet.write_table(table.slice(0, 5), tmp_path / "a.parquet")
-    name, batch = next(open_source(tmp_path).batches)
+    name, batch = next(readers.open_source(tmp_path).batches)
     assert name == "a.parquet"
     assert list(batch) == ["x", "x.valid", "y", "l"]
     assert_equal(back(tmp_path), pa.concat_tables([table.slice(0, 5), table]))
@@ -229,25 +227,32 @@ def test_offsets_out_of_range_are_refused():
 
 @each("name", EVERY_KIND)
 def test_bytes_that_are_no_values_of_their_type_are_refused(name):
-    block, valid = from_arrow("x", EVERY_KIND[name], has_inner_nulls=nulls_in(EVERY_KIND[name])[1])
+    block, valid = arrow_types.from_arrow(
+        "x", EVERY_KIND[name], has_inner_nulls=arrow_types.nulls_in(EVERY_KIND[name])[1]
+    )
     rng = np.random.default_rng(0)
     for _ in range(20):
         data = rng.integers(0, 256, max(0, block.data.size + int(rng.integers(-3, 3))), np.uint8)
         ends = None if block.ends is None else block.ends + rng.integers(-9, 9, block.ends.size)
-        for altered in (Block(block.column, data, block.count, block.ends), Block(block.column, block.data, 3, ends)):
+        for altered in (
+            blocks.Block(block.column, data, block.count, block.ends),
+            blocks.Block(block.column, block.data, 3, ends),
+        ):
             with contextlib.suppress(FormatError):
-                to_arrow("x", altered, valid)
+                arrow_types.to_arrow("x", altered, valid)
 
 
 @each("kind", ["arrow:", "arrow:AAAA", "arrow:%%", "arrow:" + "A" * 400])
 def test_a_type_that_is_none_is_refused(kind):
     with pytest.raises(FormatError, match="'x'"):
-        to_arrow("x", Block(Column("U8", None, kind), np.zeros(0, np.uint8), 0, np.zeros(1, np.int64)))
+        arrow_types.to_arrow(
+            "x", blocks.Block(blocks.Column("U8", None, kind), np.zeros(0, np.uint8), 0, np.zeros(1, np.int64))
+        )
 
 
 def test_dtypes_that_arrow_has_not_are_named():
     with pytest.raises(FormatError, match="'x': expected a dtype that Arrow has, got BF16"):
-        to_arrow("x", Block(Column("BF16", ()), np.zeros(2, np.uint8), 1))
+        arrow_types.to_arrow("x", blocks.Block(blocks.Column("BF16", ()), np.zeros(2, np.uint8), 1))
 
 
 # Random tables.

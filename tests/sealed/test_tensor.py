@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from helpers import by_hand
+from helpers import by_hand, engines
 from helpers.cases import each
 from helpers.processes import run_python
 from helpers.tampering import tampered
@@ -19,10 +19,8 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, KeyRing, SealedRows, SealedTensor, UnknownKeyError
-from fastrack._crypto.engine import get_engine
 from fastrack._devices.base import BAD_PLAN
-from fastrack._sealed.contexts import MessageContext
-from fastrack._sealed.message_headers import open_header
+from fastrack._sealed import contexts, message_headers
 from fastrack._sealed.messages import OpenMessage, bad_chunk
 from fastrack._tensors import arrays, dtypes
 from fastrack.errors import ClosedError
@@ -120,7 +118,9 @@ def test_any_size_under_any_name_comes_out(size, length, name):
 def test_a_context_is_canonical_json(name, dtype, shape, file):
     fields = {"dtype": dtype, "file": file, "name": name, "shape": shape}
     canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    assert MessageContext(name, dtype, tuple(shape), file).encode() == b"fastrack/tensor@1\0" + canonical.encode()
+    assert (
+        contexts.MessageContext(name, dtype, tuple(shape), file).encode() == b"fastrack/tensor@1\0" + canonical.encode()
+    )
 
 
 NUMPY_DTYPES = [name for name in dtypes.BITS if not name.startswith(("F4", "F6"))]
@@ -266,8 +266,8 @@ def test_every_flipped_bit_of_the_header_is_refused(key, sealed):
 def test_a_flipped_bit_anywhere_in_the_chunks_is_refused(key, sealed, step):
     # By the engine itself, chunk by chunk: a third of a million calls that would take minutes one layer up.
     chunks = sealed.chunks.copy()
-    engine = get_engine(threads=1)
-    message_key = open_header(sealed, KeyRing(key))
+    engine = engines.make(threads=1)
+    message_key = message_headers.open_header(sealed, KeyRing(key))
     schedule = engine.expand_key(message_key)
     for chunk in range(3):
         source = chunks[chunk * SEALED_CHUNK_SIZE : (chunk + 1) * SEALED_CHUNK_SIZE]

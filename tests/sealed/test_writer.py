@@ -32,10 +32,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fastrack
-from fastrack import Key, load_file, rekey_file, save_file, seal_file, unseal, unseal_file
+from fastrack import Key, check_file, load_file, rekey_file, save_file, seal_file, unseal, unseal_file
 from fastrack._files import unseal_file as unsealing
 from fastrack._files import writer
-from fastrack._files.verify import check_file
 from fastrack._tensors import arrays
 from fastrack._util import atomic
 from fastrack.distributed import CheckpointWriter

@@ -3,15 +3,12 @@
 import numpy as np
 import pytest
 from helpers import derivations
+from helpers.messages import messages_of, raw_key
 
 from fastrack import AuthenticationError, Channel, FormatError, Key, SealedTensor, UnknownKeyError, seal
-from fastrack._crypto.base import HostMemory, Messages
-from fastrack._crypto.cobblestone import MessageKey
-from fastrack._crypto.message_keys import MessageKeys
-from fastrack._crypto.vector import JobTable
+from fastrack._crypto import vector
 from fastrack._transfer import channel as channels
-from fastrack._transfer.timeline import recording
-from fastrack._transfer.trace_file import spans_of
+from fastrack._transfer import timeline, trace_file
 from fastrack.format import ciphertext_size
 
 SIZE = 40_000
@@ -90,11 +87,10 @@ def test_nothing_is_allocated_for_a_header_that_is_not_authentic(plain, key, mon
 
 @pytest.mark.parametrize(("target", "source"), [(-1, 0), (1, 0), (0, -1), (0, 16_400)])
 def test_the_table_of_one_message_reaches_past_no_memory(target, source):
-    keys = MessageKeys.of([MessageKey.raw(bytes(32), bytes(12))])
-    memory = [HostMemory.of(np.zeros(size, np.uint8)) for size in (SIZE + target, ciphertext_size(SIZE) + source)]
-    messages = Messages(keys, [SIZE], memory[:1], memory[1:], [None], [None], [None])
+    memory = [np.zeros(size, np.uint8) for size in (SIZE + target, ciphertext_size(SIZE) + source)]
+    messages = messages_of([raw_key(bytes(32))], [SIZE], memory[:1], sealed=memory[1:])
     with pytest.raises((ValueError, FormatError)):
-        JobTable(messages)
+        vector.JobTable(messages)
 
 
 def test_the_key_of_a_result_that_cannot_be_derived_is_wiped(plain, key, monkeypatch, derived_keys):
@@ -133,9 +129,9 @@ def test_it_is_counted_and_traced_like_a_list(plain, key):
     with Channel("cpu", keys=key) as channel:
         spans = []
         for tree in (sealed, [sealed]):
-            with recording() as timeline:
+            with timeline.recording() as recorded:
                 channel.to_device(tree, framework="numpy")
-            spans.append([span.name for span in spans_of(timeline)])
+            spans.append([span.name for span in trace_file.spans_of(recorded)])
         assert spans[0] == spans[1]
         assert (channel.stats.transfers, channel.stats.bytes) == (2, 2 * SIZE)
 

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from helpers import engines
 from helpers.cases import each
+from helpers.messages import raw_key
 
 import fastrack
 from fastrack import ClosedError, Key, SealedTensor, seal, to_device
-from fastrack._crypto.cobblestone import MessageKey
-from fastrack._crypto.engine import get_engine
 from fastrack._crypto.message_keys import MessageKeys
 
 PLAIN = np.arange(5000, dtype=np.float32)
@@ -18,8 +18,8 @@ def sealed_under_zeros(sealed):
     """Return the tensor with other content, sealed by somebody who has no key, under a key and a nonce of zeros."""
     data = bytearray(sealed.to_bytes())
     chunks = np.empty(len(sealed.message) - 56, np.uint8)
-    engine = get_engine()
-    engine.seal_run(engine.expand_key(MessageKey.raw(bytes(32), bytes(12))), (PLAIN + 1).view(np.uint8), chunks, 0)
+    engine = engines.make()
+    engine.seal_run(engine.expand_key(raw_key(bytes(32))), (PLAIN + 1).view(np.uint8), chunks, 0)
     data[-chunks.size :] = chunks.tobytes()
     return SealedTensor.from_bytes(data)
 

@@ -22,7 +22,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 import fastrack
 from fastrack import AuthenticationError, ClosedError, Key
-from fastrack._transfer.pending import Owner, Owners
+from fastrack._transfer import pending
 from fastrack.format import CHUNK_SIZE, chunk_offset
 
 KEY = Key.from_bytes(bytes(range(32)))
@@ -339,22 +339,22 @@ def test_the_schedules_find_failures_that_threads_take_from_each_other(monkeypat
 
     def shared_owner(owners):
         if owners not in one_for_all:
-            one_for_all[owners] = Owner("all threads", lambda: True)
+            one_for_all[owners] = pending.Owner("all threads", lambda: True)
             owners._owners.append(one_for_all[owners])
         return one_for_all[owners]
 
-    monkeypatch.setattr(Owners, "current", shared_owner)
-    monkeypatch.setattr(Owners, "open_group", shared_owner)
+    monkeypatch.setattr(pending.Owners, "current", shared_owner)
+    monkeypatch.setattr(pending.Owners, "open_group", shared_owner)
     with pytest.raises((AssertionError, ValueError)):  # closing a group lets go of the owner that is not its own
         run_schedules(60)
 
 
 @pytest.mark.parametrize(
     ("method", "wrong"),
-    [("report", Owner.take), ("take", lambda owner: owner._failures.copy())],
+    [("report", pending.Owner.take), ("take", lambda owner: owner._failures.copy())],
     ids=["lost", "raised twice"],
 )
 def test_the_schedules_find_failures_that_are_lost_or_raised_twice(monkeypatch, method, wrong):
-    monkeypatch.setattr(Owner, method, wrong)
+    monkeypatch.setattr(pending.Owner, method, wrong)
     with pytest.raises(AssertionError):
         run_schedules(60)

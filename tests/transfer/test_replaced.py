@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+from helpers.foreign import take_back
 
 from fastrack._patches import safetensors as replaced
-from fastrack._patches.attributes import restore
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def plain(tmp_path):
     path = tmp_path / "plain.safetensors"
     safetensors.numpy.save_file({"x": np.arange(3)}, path)
     yield path
-    restore()
+    take_back()
 
 
 def test_an_opener_takes_its_paths_and_the_original_all_others(plain):
@@ -32,7 +32,7 @@ def test_an_opener_takes_its_paths_and_the_original_all_others(plain):
         assert asked == [("mine", "np", "cpu"), (str(plain), "np", "cpu")]
     finally:
         replaced.remove_handler("safe_open", opener)
-    restore()
+    take_back()
     assert safetensors.safe_open is original
     assert safetensors.numpy.safe_open is original
 

@@ -9,14 +9,13 @@ from fastrack._crypto.gather import EvenRanges, GatherPlan
 from fastrack._devices.cuda.gather_plan import room_for
 from fastrack._sealed.indexing import plan_rows
 from fastrack._transfer import slabs as slabs_module
-from fastrack._transfer.slabs import Sizes
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, ciphertext_size
 
 
 @st.composite
 def sizes(draw, least=1):
     limit = draw(st.integers(least, 40))
-    return Sizes(draw(st.integers(1, limit)) * CHUNK_SIZE, limit * CHUNK_SIZE)
+    return slabs_module.Sizes(draw(st.integers(1, limit)) * CHUNK_SIZE, limit * CHUNK_SIZE)
 
 
 # Whole messages.
@@ -69,7 +68,7 @@ def messages(draw):
 @given(messages(), sizes(least=2), st.sampled_from([0, 8, 100]))
 def test_many_messages_share_slabs_in_order_and_fit_into_a_buffer(messages, sizes, room):
     nbytes, plans = messages
-    sizes = Sizes(sizes.first, sizes.largest, room)
+    sizes = slabs_module.Sizes(sizes.first, sizes.largest, room)
     done, last = [0] * len(nbytes), -1
     for slab in slabs_module.slabs_of(nbytes, plans, sizes):
         end, tables = 0, 0
@@ -97,17 +96,19 @@ def test_many_messages_share_slabs_in_order_and_fit_into_a_buffer(messages, size
 
 
 def test_many_small_messages_are_one_slab():
-    (slab,) = slabs_module.slabs_of([8192] * 100, [None] * 100, Sizes(64 * CHUNK_SIZE, 64 * CHUNK_SIZE, 64))
+    (slab,) = slabs_module.slabs_of(
+        [8192] * 100, [None] * 100, slabs_module.Sizes(64 * CHUNK_SIZE, 64 * CHUNK_SIZE, 64)
+    )
     assert [segment.message for segment in slab.segments] == list(range(100))
 
 
 def test_slabs_grow_by_half_up_to_the_limit():
-    slabs = runs_of(20 * CHUNK_SIZE + 5, Sizes(CHUNK_SIZE, 6 * CHUNK_SIZE))
+    slabs = runs_of(20 * CHUNK_SIZE + 5, slabs_module.Sizes(CHUNK_SIZE, 6 * CHUNK_SIZE))
     assert [(slab.stop - slab.start) / CHUNK_SIZE for slab in slabs] == pytest.approx([1, 2, 3, 4, 6, 4], abs=0.001)
 
 
 def test_a_lead_as_large_as_the_limit_makes_them_all_alike():
-    slabs = runs_of(10 * CHUNK_SIZE, Sizes(4 * CHUNK_SIZE, 4 * CHUNK_SIZE))
+    slabs = runs_of(10 * CHUNK_SIZE, slabs_module.Sizes(4 * CHUNK_SIZE, 4 * CHUNK_SIZE))
     assert [slab.stop - slab.start for slab in slabs] == [4 * CHUNK_SIZE, 4 * CHUNK_SIZE, 2 * CHUNK_SIZE]
 
 
@@ -163,7 +164,7 @@ def test_gathers_are_the_plan_in_order_and_fit_into_a_buffer(plan, sizes):
 
 @settings(deadline=None)
 @given(st.integers(1, 3000), st.lists(st.integers(0, 2**20), max_size=200), sizes(least=2))
-@example(1, [0] * 200, Sizes(CHUNK_SIZE, 2 * CHUNK_SIZE))
+@example(1, [0] * 200, slabs_module.Sizes(CHUNK_SIZE, 2 * CHUNK_SIZE))
 def test_gathers_of_rows_are_their_plan_in_order_and_fit_into_a_buffer(width, rows, sizes):
     count = max(1, 300_000 // width)
     plan = plan_rows(np.array(rows, np.int64) % count, (count, width), count * width)
@@ -175,24 +176,24 @@ def test_a_chunk_is_split_exactly_where_it_does_not_fit(spare):
     # A buffer for two chunks holds one, 33 bytes for its number and its start, 333 pieces of 49 bytes, and 64 bytes.
     assert (ciphertext_size(2 * CHUNK_SIZE) - SEALED_CHUNK_SIZE - 33 - 64) // 49 == 333
     pieces = GatherPlan(np.array([4]), np.array([0, 333 + spare]), np.zeros((333 + spare, 3), np.int64))
-    slabs = check_gathers(pieces, 5 * CHUNK_SIZE, Sizes(CHUNK_SIZE, 2 * CHUNK_SIZE))
+    slabs = check_gathers(pieces, 5 * CHUNK_SIZE, slabs_module.Sizes(CHUNK_SIZE, 2 * CHUNK_SIZE))
     assert [len(slab.plan.table) for slab in slabs] == ([333, 1] if spare == 1 else [333 + spare])
 
 
 def test_a_plan_starts_at_a_multiple_of_sixteen_bytes_behind_a_short_chunk():
     pieces = GatherPlan(np.array([5]), np.array([0, 667]), np.zeros((667, 3), np.int64))
-    slabs = check_gathers(pieces, 5 * CHUNK_SIZE + 33, Sizes(CHUNK_SIZE, 2 * CHUNK_SIZE))
+    slabs = check_gathers(pieces, 5 * CHUNK_SIZE + 33, slabs_module.Sizes(CHUNK_SIZE, 2 * CHUNK_SIZE))
     assert [len(slab.plan.table) for slab in slabs] == [666, 1]
 
 
 def test_what_is_left_of_a_split_chunk_shares_a_slab_with_those_that_follow():
     pieces = GatherPlan(np.array([1, 2, 5]), np.array([0, 1000, 1001, 1002]), np.zeros((1002, 3), np.int64))
-    slabs = check_gathers(pieces, 6 * CHUNK_SIZE, Sizes(4 * CHUNK_SIZE, 4 * CHUNK_SIZE))
+    slabs = check_gathers(pieces, 6 * CHUNK_SIZE, slabs_module.Sizes(4 * CHUNK_SIZE, 4 * CHUNK_SIZE))
     assert [slab.plan.chunks.tolist() for slab in slabs] == [[1], [2, 5]]
-    slabs = check_gathers(pieces, 6 * CHUNK_SIZE, Sizes(3 * CHUNK_SIZE, 3 * CHUNK_SIZE))
+    slabs = check_gathers(pieces, 6 * CHUNK_SIZE, slabs_module.Sizes(3 * CHUNK_SIZE, 3 * CHUNK_SIZE))
     assert [slab.plan.chunks.tolist() for slab in slabs] == [[1], [1], [2, 5]]
 
 
 def test_a_gather_of_nothing_has_no_slab():
     nothing = GatherPlan(np.empty(0, np.int64), np.zeros(1, np.int64), np.empty((0, 3), np.int64))
-    assert not list(gathers_of(nothing, 100, Sizes(CHUNK_SIZE, 2 * CHUNK_SIZE)))
+    assert not list(gathers_of(nothing, 100, slabs_module.Sizes(CHUNK_SIZE, 2 * CHUNK_SIZE)))

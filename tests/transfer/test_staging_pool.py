@@ -12,7 +12,6 @@ from helpers.staged import StagedBuffer
 
 from fastrack import DeviceError
 from fastrack._transfer import staging
-from fastrack._transfer.staging import BufferLease, StagingPool
 
 
 class StagingBuffer(StagedBuffer):
@@ -49,7 +48,7 @@ def release(pool, buffers):
 
 
 def test_buffers_are_made_when_first_needed_and_used_again(host):
-    pool = StagingPool(host, 100, 3)
+    pool = staging.StagingPool(host, 100, 3)
     assert not host.made
     for _ in range(5):
         buffer = pool.acquire(block=True)
@@ -59,14 +58,14 @@ def test_buffers_are_made_when_first_needed_and_used_again(host):
 
 
 def test_the_one_that_came_back_last_is_given_first(host):
-    pool = StagingPool(host, 10, 3)
+    pool = staging.StagingPool(host, 10, 3)
     buffers = acquire(pool, 3)
     release(pool, buffers)
     assert acquire(pool, 3) == buffers[::-1]
 
 
 def test_one_that_the_device_is_busy_with_is_passed_over(host):
-    pool = StagingPool(host, 10, 3)
+    pool = staging.StagingPool(host, 10, 3)
     first, second, third = buffers = acquire(pool, 3)
     release(pool, buffers)
     third.mark_in_use()
@@ -77,7 +76,7 @@ def test_one_that_the_device_is_busy_with_is_passed_over(host):
 
 
 def test_while_the_device_is_busy_with_all_another_is_made(host):
-    pool = StagingPool(host, 10, 2)
+    pool = staging.StagingPool(host, 10, 2)
     (first,) = acquire(pool)
     first.mark_in_use()
     pool.release(first)
@@ -87,7 +86,7 @@ def test_while_the_device_is_busy_with_all_another_is_made(host):
 
 @pytest.mark.parametrize("block", [True, False])
 def test_while_the_device_is_busy_with_all_there_may_be_the_first_to_come_back_is_given(host, block):
-    pool = StagingPool(host, 10, 2)
+    pool = staging.StagingPool(host, 10, 2)
     first, second = acquire(pool, 2)
     first.mark_in_use()
     second.mark_in_use()
@@ -96,7 +95,7 @@ def test_while_the_device_is_busy_with_all_there_may_be_the_first_to_come_back_i
 
 
 def test_a_buffer_that_cannot_be_made_takes_no_place(host):
-    pool = StagingPool(host, 10, 1)
+    pool = staging.StagingPool(host, 10, 1)
     host.staging_buffer, buffer = None, host.staging_buffer
     for _ in range(3):
         with pytest.raises(TypeError):
@@ -106,7 +105,7 @@ def test_a_buffer_that_cannot_be_made_takes_no_place(host):
 
 
 def test_a_caller_that_waits_may_make_the_buffer_that_another_could_not(host):
-    pool = StagingPool(host, 10, 1)
+    pool = staging.StagingPool(host, 10, 1)
     making, go_on = threading.Event(), threading.Event()
     buffer = host.staging_buffer
 
@@ -129,7 +128,7 @@ def test_a_caller_that_waits_may_make_the_buffer_that_another_could_not(host):
 
 
 def test_a_caller_that_does_not_block_gets_none_when_all_are_taken(host):
-    pool = StagingPool(host, 10, 2)
+    pool = staging.StagingPool(host, 10, 2)
     buffers = acquire(pool, 2)
     assert pool.acquire(block=False) is None
     pool.release(buffers[0])
@@ -137,7 +136,7 @@ def test_a_caller_that_does_not_block_gets_none_when_all_are_taken(host):
 
 
 def test_a_caller_that_blocks_waits_when_all_are_taken(host):
-    pool = StagingPool(host, 10, 2)
+    pool = staging.StagingPool(host, 10, 2)
     taken, worst = [], []  # whose methods are atomic
     gate = threading.Barrier(8)
 
@@ -158,7 +157,7 @@ def test_a_caller_that_blocks_waits_when_all_are_taken(host):
 
 
 def test_a_buffer_may_be_given_to_another_pool(host):
-    one, other = StagingPool(host, 10, 1), StagingPool(host, 10, 1)
+    one, other = staging.StagingPool(host, 10, 1), staging.StagingPool(host, 10, 1)
     assert one.detach() is None
     (buffer,) = acquire(one)
     assert one.detach() is None
@@ -172,7 +171,7 @@ def test_a_buffer_may_be_given_to_another_pool(host):
 
 def test_no_interrupt_keeps_a_place_of_the_pool():
     device = Mock(staging_buffer=lambda size: StagingBuffer(np.ones(size, np.uint8)))
-    pool, lines = StagingPool(device, 10, 2), set()
+    pool, lines = staging.StagingPool(device, 10, 2), set()
 
     def interrupt(frame, event, _):
         if frame.f_code.co_filename != staging.__file__:
@@ -184,7 +183,7 @@ def test_no_interrupt_keeps_a_place_of_the_pool():
         return interrupt
 
     def borrow():
-        with BufferLease([pool], 0) as buffers:
+        with staging.BufferLease([pool], 0) as buffers:
             buffers.acquire()
             buffers.acquire()
 
@@ -206,7 +205,7 @@ def test_no_interrupt_keeps_a_place_of_the_pool():
 
 
 def test_a_buffer_that_is_lost_meanwhile_ends_the_wait_for_one():
-    pool = StagingPool(Mock(staging_buffer=lambda size: StagingBuffer(np.ones(size, np.uint8))), 10, 1)
+    pool = staging.StagingPool(Mock(staging_buffer=lambda size: StagingBuffer(np.ones(size, np.uint8))), 10, 1)
     buffers = acquire(pool)
     with ThreadPoolExecutor(1) as executor:
         waiting = executor.submit(acquire, pool)
@@ -215,18 +214,18 @@ def test_a_buffer_that_is_lost_meanwhile_ends_the_wait_for_one():
 
 
 def test_where_there_is_no_memory_for_another_buffer_those_there_are_have_to_do(host):
-    pool = StagingPool(host, 10, 3)
+    pool = staging.StagingPool(host, 10, 3)
     (buffer,) = acquire(pool)
     host.staging_buffer = Mock(side_effect=DeviceError("no memory left"))
     assert pool.acquire(block=False) is None
     pool.release(buffer)
     assert acquire(pool) == [buffer]
     with pytest.raises(DeviceError):
-        StagingPool(host, 10, 3).acquire(block=True)
+        staging.StagingPool(host, 10, 3).acquire(block=True)
 
 
 def test_closing_waits_for_every_buffer_and_wipes_it(host):
-    pool = StagingPool(host, 10, 2)
+    pool = staging.StagingPool(host, 10, 2)
     buffers = acquire(pool, 2)
     buffers[0].mark_in_use()
     release(pool, buffers)
@@ -240,7 +239,7 @@ def test_closing_waits_for_every_buffer_and_wipes_it(host):
 
 
 def test_closing_wipes_what_it_can(host):
-    pool = StagingPool(host, 10, 3)
+    pool = staging.StagingPool(host, 10, 3)
     buffers = acquire(pool, 3)
     release(pool, buffers)
     buffers[1].wipe = None
@@ -250,7 +249,7 @@ def test_closing_wipes_what_it_can(host):
 
 
 def test_a_buffer_that_is_taken_at_closing_is_wiped_when_it_comes_back(host):
-    pool = StagingPool(host, 10, 2)
+    pool = staging.StagingPool(host, 10, 2)
     (buffer,) = acquire(pool)
     pool.close()
     assert buffer.memory.any()
@@ -260,7 +259,7 @@ def test_a_buffer_that_is_taken_at_closing_is_wiped_when_it_comes_back(host):
 
 
 def test_a_forked_child_makes_buffers_of_its_own(host):
-    pool = StagingPool(host, 10, 2)
+    pool = staging.StagingPool(host, 10, 2)
     buffers = acquire(pool, 2)
     buffers[0].mark_in_use()
     pool.release(buffers[0])

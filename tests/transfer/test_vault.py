@@ -18,7 +18,6 @@ from helpers.forking import in_forked_child
 
 import fastrack
 from fastrack._transfer.slots import Slots
-from fastrack._transfer.vault import Ticket
 from fastrack.errors import AuthenticationError, ClosedError
 
 MIB = 1 << 20
@@ -455,7 +454,7 @@ def test_a_store_that_returns_no_bytes_is_refused(content):
 
 def test_values_and_keys_are_in_no_message(vault):
     ticket = vault.put("block", np.full(3, 77.25))
-    assert (type(ticket), repr(ticket), repr(vault)) == (Ticket, "<Ticket 'block' F64 [3]>", "<Vault>")
+    assert (type(ticket), repr(ticket), repr(vault)) == (fastrack.Ticket, "<Ticket 'block' F64 [3]>", "<Vault>")
     with pytest.raises(TypeError, match="expected a NumPy"):
         vault.put("x", [1, 2])
     with pytest.raises(TypeError, match="name"):
