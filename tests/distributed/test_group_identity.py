@@ -17,9 +17,7 @@ from helpers.network import MemoryTransport, Network, on_ranks
 
 from fastrack import AuthenticationError, ClosedError, Key
 from fastrack._training.checkpoints import preemption
-from fastrack.distributed import SecureGroup, _group, _link, init_process_group
-from fastrack.distributed._process_group import SealedProcessGroup
-from fastrack.distributed._session import GroupSession
+from fastrack.distributed import SecureGroup, _group, _link, _process_group, _session, init_process_group
 
 KEY = Key.from_bytes(bytes(range(32)))
 RUN = "TORCHELASTIC_RUN_ID"
@@ -33,7 +31,7 @@ class Group:
     """The group that ranks are about to form."""
 
     run: str
-    default: GroupSession | None
+    default: _session.GroupSession | None
     name: str
     ranks: tuple[int, ...]
 
@@ -80,7 +78,9 @@ def default(monkeypatch):
 
 
 DEFAULTS = [  # sessions of default groups: of a run, of that run when it was started again, and of another run
-    GroupSession(KEY.material(), [bytes([start + rank]) * 32 for rank in range(0, 40, 10)], range(4), "0 1", run)
+    _session.GroupSession(
+        KEY.material(), [bytes([start + rank]) * 32 for rank in range(0, 40, 10)], range(4), "0 1", run
+    )
     for run, start in (("a", 1), ("a", 2), ("b", 3))
 ]
 
@@ -245,7 +245,10 @@ ALIKE = [  # kinds whose messages have the same number and sizes
 def test_no_two_kinds_of_operations_are_one_to_a_group():
     def is_refused(kinds, pair):
         results = on_ranks(
-            Network(2), KEY, lambda group: kinds[pair[group.rank]](SealedProcessGroup(group, KEY, 5)), timeout=2
+            Network(2),
+            KEY,
+            lambda group: kinds[pair[group.rank]](_process_group.SealedProcessGroup(group, KEY, 5)),
+            timeout=2,
         )
         return all(isinstance(result, AuthenticationError) for result in results)
 
@@ -258,7 +261,9 @@ def test_no_two_kinds_of_operations_are_one_to_a_group():
 @each("kinds", ALIKE)
 def test_an_operation_of_one_kind_succeeds(kinds):
     for kind in kinds.values():
-        assert True in on_ranks(Network(2), KEY, lambda group, kind=kind: kind(SealedProcessGroup(group, KEY, 5)))
+        assert True in on_ranks(
+            Network(2), KEY, lambda group, kind=kind: kind(_process_group.SealedProcessGroup(group, KEY, 5))
+        )
 
 
 # Later groups, however they are made.
@@ -269,7 +274,9 @@ def made(monkeypatch):
     """The parts of each session, from now on: ranks, name, run, and the session that it is derived from."""
     made = []
     monkeypatch.setattr(
-        _link, "GroupSession", lambda key, randoms, *rest: made.append(rest) or GroupSession(key, randoms, *rest)
+        _link,
+        "GroupSession",
+        lambda key, randoms, *rest: made.append(rest) or _session.GroupSession(key, randoms, *rest),
     )
     return made
 
@@ -296,7 +303,7 @@ def test_each_later_group_derives_from_the_default_group_however_it_is_made(alon
         dist.split_group(split_ranks=[[0]])
 
     same = KEY.material(), [bytes(32)], [0], "0 1", ""
-    assert len({GroupSession(*same, within).mac(b"", 0) for within in (None, alone.session, *DEFAULTS)}) == 5
+    assert len({_session.GroupSession(*same, within).mac(b"", 0) for within in (None, alone.session, *DEFAULTS)}) == 5
 
     first = alone.session
     dist.destroy_process_group()
@@ -316,7 +323,7 @@ def test_no_group_is_made_once_the_default_group_has_ended(alone):
 
 
 def test_a_rank_whose_default_group_has_ended_ends_the_start_of_all(pool, default):
-    ended = GroupSession(KEY.material(), [], [], "0 1", "")
+    ended = _session.GroupSession(KEY.material(), [], [], "0 1", "")
     ended.wipe()
 
     def start(transport):

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 from helpers import traced_writes, trainer_runs, trainer_strains
+from helpers.foreign import take_back
 
 import fastrack
-from fastrack._patches.attributes import restore
 from fastrack._protect import rehearsal, trainers
 
 KEY = fastrack.Key.from_bytes(trainer_runs.KEY)
@@ -144,7 +144,7 @@ def _protected():
             importlib.import_module(name)
     fastrack.protect_checkpoints(KEY)
     yield
-    restore()
+    take_back()
 
 
 class Steps:

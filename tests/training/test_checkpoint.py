@@ -23,14 +23,13 @@ import torch
 from helpers import by_hand, file_systems
 from helpers.cases import each
 from helpers.forking import in_forked_child
+from helpers.sealed_files import write_file
 from helpers.tampering import rewrite_file
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fastrack
 from fastrack import Key, load_checkpoint, load_file, save_checkpoint, save_file, to_device
-from fastrack._files import writer
-from fastrack._files.plain_tensor import PlainTensor
 from fastrack._training.checkpoints.state import decode_state, encode_state
 from fastrack.errors import AuthenticationError, DeviceError, FastrackError, FormatError, UnknownKeyError
 
@@ -246,8 +245,7 @@ def test_the_deepest_nest_comes_back(path):
 def put(path, text, tensors=None, plain=()):
     """A checkpoint by someone who has the key and writes what they like."""
     named = {"skeleton": np.frombuffer(text, np.uint8), **(tensors or {})}
-    described = {name: PlainTensor.of(tensor) for name, tensor in named.items()}
-    writer.write_sealed(described, path, KEY, frozenset(plain), {}, None, kind="checkpoint")
+    write_file(named, path, KEY, plain=plain, kind="checkpoint")
 
 
 def of(state):

@@ -28,7 +28,6 @@ from fastrack import (
 )
 from fastrack._sealed import message_headers
 from fastrack._training import handles
-from fastrack._training.handles import Lengths
 from fastrack.format import chunk_offset
 
 CHUNK_SIZE = 16384
@@ -406,7 +405,7 @@ def test_lengths_that_are_not_known_here_are_not_taken_for_those_of_another_data
     record_set, offsets, key, tmp_path
 ):
     other = SealedDataset.records(save(tmp_path, key, {"data": DATA, "offsets": offsets[0]}), keys=key)
-    unknown = [Lengths(each._ref, 0) for each in (record_set, other)]
+    unknown = [handles.Lengths(each._ref, 0) for each in (record_set, other)]
     with pytest.raises(TypeError, match="several"):
         collate(unknown)
 
@@ -613,7 +612,7 @@ class TestRecipesFromWorkers:
             with pytest.raises(FormatError, match="157"):
                 dataset._ref.require(rows)
             with pytest.raises(FormatError, match="157"):
-                Lengths(dataset._ref, rows)
+                handles.Lengths(dataset._ref, rows)
         with pytest.raises(FormatError, match="157"):
             handles.restore_rows(dataset._ref.dataset_id, 0, row)
         for get_or_create in (handles.restore_samples, lambda token, rows: handles.restore_rows(token, 0, rows)):

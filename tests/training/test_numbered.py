@@ -10,9 +10,8 @@ from helpers.cases import each
 from helpers.tampering import tamper_file
 
 import fastrack
-from fastrack._training.dataset import restore_dataset
+from fastrack._training import dataset, row_tables
 from fastrack._training.handles import DatasetHandle
-from fastrack._training.row_tables import RowTable, divide
 
 X = np.arange(300 * 7, dtype=np.int32).reshape(300, 7)
 
@@ -42,7 +41,7 @@ def opened(batch, key):
 
 
 def test_a_table_has_an_id_and_numbers_alone(data):
-    table = RowTable(data).table(90, 130)
+    table = row_tables.RowTable(data).table(90, 130)
     assert {name: (column.dtype, column.shape) for name, column in table.items()} == {
         "dataset": (np.dtype(np.int64), (40,)),
         "row": (np.dtype(np.int64), (40,)),
@@ -52,7 +51,7 @@ def test_a_table_has_an_id_and_numbers_alone(data):
 
 
 def test_rows_in_any_order_are_opened(data, key):
-    samples = RowTable(data)
+    samples = row_tables.RowTable(data)
     order = np.random.default_rng(0).permutation(300)
     table = {name: column[order] for name, column in samples.table(0, 300).items()}
     batch = opened(samples.handles({**table, "weight": order / 2, "id": order.astype(str)}), key)
@@ -64,12 +63,12 @@ def test_rows_in_any_order_are_opened(data, key):
 
 
 def test_no_rows_are_an_empty_batch(data, key):
-    samples = RowTable(data)
+    samples = row_tables.RowTable(data)
     assert opened(samples.handles(samples.table(5, 5)), key)["x"].shape == (0, 7)
 
 
 def test_windows_are_samples_too(data, key):
-    samples = RowTable(data.windows("x", 3, 2))
+    samples = row_tables.RowTable(data.windows("x", 3, 2))
     batch = opened(samples.handles(samples.table(10, 12)), key)
     assert np.array_equal(batch["x"], [X[20:23], X[22:25]])
 
@@ -85,10 +84,10 @@ print(RowTable(data).dataset_id, RowTable(data.windows("x", 3)).dataset_id)
 @pytest.mark.slow
 def test_the_id_is_that_of_the_files_in_every_process(data, paths, key, tmp_path):
     windows = data.windows("x", 3)
-    ids = [RowTable(each).dataset_id for each in (data, windows)]
+    ids = [row_tables.RowTable(each).dataset_id for each in (data, windows)]
     done = subprocess.run([sys.executable, "-c", SCRIPT, *paths], capture_output=True, check=True, text=True)
     assert done.stdout.split() == list(map(str, ids))
-    assert RowTable(pickle.loads(pickle.dumps(data))).dataset_id == ids[0]
+    assert row_tables.RowTable(pickle.loads(pickle.dumps(data))).dataset_id == ids[0]
     others = [
         fastrack.SealedDataset(paths[::-1]),
         fastrack.SealedDataset(paths, ["x"]),
@@ -99,12 +98,12 @@ def test_the_id_is_that_of_the_files_in_every_process(data, paths, key, tmp_path
     ]
     fastrack.save_file({"x": X[:100], "y": X[:100, 0]}, tmp_path / "again.safetensors", key)
     others.append(fastrack.SealedDataset([tmp_path / "again.safetensors", paths[1]]))
-    assert len({*ids, *(RowTable(other).dataset_id for other in others)}) == len(others) + 2
+    assert len({*ids, *(row_tables.RowTable(other).dataset_id for other in others)}) == len(others) + 2
     assert all(0 <= number < 2**63 for number in ids)
 
 
 def test_rows_of_another_data_set_are_refused(data, paths):
-    samples, other = RowTable(data), RowTable(fastrack.SealedDataset(paths[:1]))
+    samples, other = row_tables.RowTable(data), row_tables.RowTable(fastrack.SealedDataset(paths[:1]))
     mixed = {name: np.concatenate([column, other.table(0, 1)[name]]) for name, column in samples.table(0, 9).items()}
     for table in (other.table(0, 5), mixed):
         with pytest.raises(fastrack.FormatError, match="this dataset"):
@@ -113,7 +112,7 @@ def test_rows_of_another_data_set_are_refused(data, paths):
 
 @pytest.mark.parametrize("row", [-1, 300, 2**62, -(2**63)])
 def test_numbers_that_no_sample_has_are_refused(data, row):
-    samples = RowTable(data)
+    samples = row_tables.RowTable(data)
     table = samples.table(0, 3)
     table["row"][1] = row
     with pytest.raises(fastrack.FormatError, match=str(row)):
@@ -121,7 +120,7 @@ def test_numbers_that_no_sample_has_are_refused(data, row):
 
 
 def test_what_is_no_table_of_numbers_is_refused(data):
-    samples = RowTable(data)
+    samples = row_tables.RowTable(data)
     table = samples.table(0, 3)
     wrong = [
         {},
@@ -147,18 +146,18 @@ def test_what_is_no_table_of_numbers_is_refused(data):
 def test_what_is_no_data_set_is_refused(paths):
     for given in (paths[0], str(paths[0]), None):
         with pytest.raises(TypeError, match="SealedDataset"):
-            RowTable(given)
+            row_tables.RowTable(given)
 
 
 def test_neither_key_nor_data_travel(data, key):
-    for sent in (RowTable(data), RowTable(data).table(0, 300)):
+    for sent in (row_tables.RowTable(data), row_tables.RowTable(data).table(0, 300)):
         pickled = pickle.dumps(sent)
         assert bytes(key.material()) not in pickled
         assert X[3].tobytes() not in pickled
 
 
 def test_an_altered_file_is_refused_when_its_rows_are_opened(data, paths, key):
-    samples = RowTable(pickle.loads(pickle.dumps(data)))
+    samples = row_tables.RowTable(pickle.loads(pickle.dumps(data)))
     tamper_file(paths[1], "x", 60)
     with pytest.raises(fastrack.AuthenticationError):
         opened(samples.handles(samples.table(150, 160)), key)
@@ -169,11 +168,13 @@ def test_an_altered_file_is_refused_when_its_rows_are_opened(data, paths, key):
 
 
 def test_records_find_their_lengths_with_the_keys(records, key):
-    there = RowTable(records)
+    there = row_tables.RowTable(records)
     ring = fastrack.KeyRing(key)
     assert there.with_lengths(ring) is there
     layout = pickle.loads(pickle.dumps(records._ref.layout))
-    elsewhere = RowTable(restore_dataset(DatasetHandle(layout), layout.shards, None))  # as in another process
+    elsewhere = row_tables.RowTable(
+        dataset.restore_dataset(DatasetHandle(layout), layout.shards, None)
+    )  # as in another process
     with pytest.raises(TypeError):
         opened(elsewhere.handles(elsewhere.table(3, 6)), key)
     found = elsewhere.with_lengths(ring)
@@ -184,13 +185,13 @@ def test_records_find_their_lengths_with_the_keys(records, key):
 
 
 def test_rows_need_no_lengths(data, key):
-    samples = RowTable(data)
+    samples = row_tables.RowTable(data)
     assert samples.with_lengths(fastrack.KeyRing(key)) is samples
 
 
 @each(("count", "parts"), [(0, 4), (1, 4), (10, 3), (10, 10), (10, 11), (1000, 7), (5, 1)])
 def test_samples_are_divided_into_ranges_of_one_size(count, parts):
-    ranges = divide(count, parts)
+    ranges = row_tables.divide(count, parts)
     assert [row for start, stop in ranges for row in range(start, stop)] == list(range(count))
     sizes = [stop - start for start, stop in ranges]
     assert max(sizes) - min(sizes) <= 1
@@ -202,7 +203,7 @@ def test_columns_of_several_kinds_are_numbered_and_a_transform_is_refused(tmp_pa
         for index in range(20):
             writer.write({"text": "x" * index, "label": index})
     data = fastrack.SealedDataset(tmp_path / "data", keys=key)
-    samples = RowTable(data)
+    samples = row_tables.RowTable(data)
     handles = samples.handles(samples.table(3, 7))
     assert fastrack.unseal(handles["label"], key, framework="numpy").tolist() == [3, 4, 5, 6]
     assert handles["text.lengths"].tolist() == [3, 4, 5, 6]
@@ -213,4 +214,4 @@ def test_columns_of_several_kinds_are_numbered_and_a_transform_is_refused(tmp_pa
     assert elsewhere.dataset_id == number
     assert elsewhere.handles(elsewhere.table(3, 7))["text.lengths"].tolist() == [3, 4, 5, 6]
     with pytest.raises(ValueError, match="transform="):
-        RowTable(fastrack.SealedDataset(tmp_path / "data", keys=key, transform=len))
+        row_tables.RowTable(fastrack.SealedDataset(tmp_path / "data", keys=key, transform=len))

@@ -19,8 +19,7 @@ from helpers import canaries
 from helpers.forking import in_forked_child
 
 import fastrack
-from fastrack._patches import imports
-from fastrack._patches.attributes import restore
+from fastrack._patches import attributes, imports
 from fastrack._protect import refusals, sealing
 
 torch = pytest.importorskip("torch")
@@ -37,7 +36,7 @@ SLAB = 8 << 20
 def protected():
     fastrack.protect_checkpoints(KEY)
     yield
-    restore()
+    attributes.restore()
 
 
 def protect_again(key=KEY, **options):
@@ -360,7 +359,7 @@ def test_pickles_of_tensors_are_sealed():
 
 
 def test_plain_files_of_before_load_as_ever(tmp_path):
-    restore()
+    attributes.restore()
     torch.save(state(), tmp_path / "plain.pt")
     safetensors_torch.save_file({"x": torch.arange(3)}, tmp_path / "plain.safetensors")
     protect_again()
@@ -373,7 +372,7 @@ def test_plain_files_of_before_load_as_ever(tmp_path):
 def test_an_unprotected_process_refuses_what_was_sealed(tmp_path):
     torch.save(state(), tmp_path / "model.pt")
     safetensors_torch.save_file(tensors(), tmp_path / "model.safetensors")
-    restore()
+    attributes.restore()
     try:
         for options in ({}, {"weights_only": False}, {"mmap": True}):
             with pytest.raises((pickle.UnpicklingError, RuntimeError)):
@@ -495,16 +494,16 @@ def test_a_second_call_does_nothing_and_another_key_is_refused():
 @pytest.mark.slow
 def test_checkpoints_of_earlier_keys_open(tmp_path):
     torch.save(state(), tmp_path / "old.pt")
-    restore()
+    attributes.restore()
     try:
         protect_again(fastrack.Key.generate())
         with pytest.raises(fastrack.UnknownKeyError):
             torch.load(tmp_path / "old.pt")
-        restore()
+        attributes.restore()
         protect_again(fastrack.Key.generate(), keys=KEY)
         require_equal(torch.load(tmp_path / "old.pt"))
     finally:
-        restore()
+        attributes.restore()
         protect_again()
 
 
@@ -595,13 +594,13 @@ def save_in_child(rank, folder):
 @pytest.mark.nightly
 def test_spawned_processes_seal_by_the_same_key_file(tmp_path):
     KEY.save(tmp_path / "owner.key")
-    restore()
+    attributes.restore()
     try:
         protect_again(tmp_path / "owner.key")
         torch.multiprocessing.spawn(save_in_child, (tmp_path,), nprocs=1)
         require_equal(torch.load(tmp_path / "0.pt"))
     finally:
-        restore()
+        attributes.restore()
         protect_again()
     require_sealed(tmp_path / "0.pt")
 

@@ -9,9 +9,9 @@ from importlib.abc import MetaPathFinder
 
 import pytest
 from helpers import canaries
+from helpers.foreign import take_back
 
 import fastrack
-from fastrack._patches import attributes
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors")
@@ -24,7 +24,7 @@ SECRET = os.urandom(64)
 @pytest.fixture(autouse=True)
 def as_before():
     yield
-    attributes.restore()
+    take_back()
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ class Refusing:
 def sealed(tmp_path, weights):
     with fastrack.write_folder(tmp_path / "sealed", KEY) as path:
         library.save_file(weights, f"{path}/model.safetensors")
-    attributes.restore()
+    take_back()
     return tmp_path / "sealed"
 
 

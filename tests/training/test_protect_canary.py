@@ -5,9 +5,9 @@ import pickle
 import sys
 
 import pytest
+from helpers.foreign import take_back
 
 import fastrack
-from fastrack._patches import attributes
 from fastrack._patches import safetensors as replaced
 
 torch = pytest.importorskip("torch")
@@ -26,7 +26,7 @@ def unchanged():
     yield
     assert not any(replaced._handlers.values())
     assert before[0] is torch.serialization._save
-    attributes.restore()
+    take_back()
     assert before == (
         torch.serialization._save,
         safetensors.serialize_file,

@@ -4,9 +4,9 @@ import warnings
 
 import numpy as np
 import pytest
+from helpers.foreign import take_back
 
 import fastrack
-from fastrack._patches.attributes import restore
 
 torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
@@ -22,7 +22,7 @@ def protected():
     made_before = dcp.FileSystemWriter("unused")
     fastrack.protect_checkpoints(KEY)
     yield made_before
-    restore()
+    take_back()
 
 
 def state():
@@ -174,7 +174,7 @@ def test_streams_of_its_file_system_are_read_only(tmp_path):
 
 @pytest.mark.slow
 def test_plain_folders_of_before_load_as_ever(tmp_path):
-    restore()
+    take_back()
     try:
         dcp.save(state(), checkpoint_id=tmp_path / "plain", no_dist=True)
     finally:
@@ -188,7 +188,7 @@ def test_plain_folders_of_before_load_as_ever(tmp_path):
 @pytest.mark.slow
 def test_a_sealed_and_a_plain_checkpoint_in_one_folder_are_refused(tmp_path):
     dcp.save(state(), checkpoint_id=tmp_path, no_dist=True)
-    restore()
+    take_back()
     try:
         dcp.save(state(), checkpoint_id=tmp_path, no_dist=True)
     finally:

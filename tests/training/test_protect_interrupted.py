@@ -8,13 +8,12 @@ import threading
 import time
 
 import pytest
+from helpers.foreign import take_back
 from helpers.forking import in_forked_child
 from helpers.interrupted_saves import interrupt
 
 import fastrack
-from fastrack._crypto.cobblestone import MessageKey
-from fastrack._crypto.vector import VectorSchedule
-from fastrack._patches.attributes import restore
+from fastrack._crypto import cobblestone, vector
 from fastrack._protect.sealing import _remember, _Stream
 from fastrack._sealed.storage import MappedFile
 from fastrack._tensors.mapped_file import map_file
@@ -31,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", 
 def protected():
     fastrack.protect_checkpoints(fastrack.Key.generate())
     yield
-    restore()
+    take_back()
 
 
 def require_whole(loaded):
@@ -182,7 +181,7 @@ def test_an_object_is_pickled_in_the_thread_and_modes_of_the_caller(tmp_path):
 
 
 def wiped_key():
-    key = MessageKey.raw(bytes(range(16)), bytes(12))
+    key = cobblestone.MessageKey.raw(bytes(range(16)), bytes(12))
     key.wipe()
     return key
 
@@ -197,7 +196,7 @@ def mapped_array(path):
         return map_file(file.fileno(), 9)
 
 
-MADE = [wiped_key, lambda: VectorSchedule(128), mapped_file, mapped_array]
+MADE = [wiped_key, lambda: vector.VectorSchedule(128), mapped_file, mapped_array]
 
 
 @pytest.mark.parametrize("make", MADE, ids=["key", "schedule", "file", "map"])
@@ -214,9 +213,9 @@ def test_no_code_in_python_in_which_an_interrupt_is_lost_runs_where_what_a_save_
 
 def test_keys_that_were_not_wiped_are_wiped_where_they_are_deleted():
     material = bytearray(range(44))
-    del [MessageKey(material)][0]
+    del [cobblestone.MessageKey(material)][0]
     assert material == bytes(44)
-    schedule = VectorSchedule(128)
+    schedule = vector.VectorSchedule(128)
     memory = schedule._memory
     memory.fill(7)
     del schedule

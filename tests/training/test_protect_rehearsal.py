@@ -16,10 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.foreign import take_back
 from helpers.ranks import run_ranks
 
 import fastrack
-from fastrack._patches.attributes import restore
+from fastrack._protect.rehearsal import rehearse
 
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def protected():
     fastrack.protect_checkpoints(KEY)
     yield
-    restore()
+    take_back()
 
 
 def refused(save):
@@ -275,8 +276,6 @@ def test_a_save_that_fails_or_saves_nothing_ends_in_its_error():
 
 def test_a_trainer_may_store_all_elsewhere(recwarn, tmp_path):
     """As plug-ins do that keep checkpoints in a store or in memory. A loop of your own names the folder itself."""
-    from fastrack._protect.rehearsal import rehearse
-
     kept = []
 
     def keep_bytes(_):
@@ -393,8 +392,6 @@ def test_a_forked_child_that_leaves_the_rehearsal_leaves_it_to_its_parent(tmp_pa
 
 
 def test_attributes_of_callbacks_are_put_back_in_place():
-    from fastrack._protect.rehearsal import rehearse
-
     class Callback:
         def __init__(self, shared):
             self.count, self.seen, self.deep = 0, shared, {"best": [1]}

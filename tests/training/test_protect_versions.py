@@ -12,8 +12,7 @@ import pytest
 from helpers import canaries, writers
 
 import fastrack
-from fastrack._patches import attributes
-from fastrack._patches import safetensors as replaced
+from fastrack._patches import attributes, safetensors
 from fastrack._protect import versions
 
 torch = pytest.importorskip("torch")
@@ -273,8 +272,8 @@ def test_the_extra_and_the_pages_name_the_covered_versions():
 def test_functions_that_fastrack_has_replaced_for_a_folder_are_seen_as_they_were():
     before = set(versions._in_extension("safetensors"))
     assert "safetensors._safetensors_rust.serialize_file(tensor_dict, filename, metadata)" in before
-    replaced.add_handler("serialize_file", lambda *_, **__: NotImplemented)
-    replaced.add_handler("serialize", lambda *_, **__: NotImplemented)
+    safetensors.add_handler("serialize_file", lambda *_, **__: NotImplemented)
+    safetensors.add_handler("serialize", lambda *_, **__: NotImplemented)
     assert set(versions._in_extension("safetensors")) == before
     attributes.restore()
 

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.by_hand.documents import canonical
 from helpers.cases import each
 from helpers.commands import invoke
+from helpers.sealed_files import write_file
 
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, RollbackError, SealedDataset, UnknownKeyError
-from fastrack._documents.canonical import encode
-from fastrack._files.plain_tensor import PlainTensor
-from fastrack._files.writer import write_sealed
 from fastrack._samples.shard_index import ShardIndex
 from fastrack._util import gate
 from fastrack.grants import Signer
@@ -135,8 +134,7 @@ def test_a_shard_of_the_same_id_under_another_key_is_refused(pinned_by):
     ids = [fastrack.load_file(path).file_id for path in paths]
     fastrack.index_dataset("set", KEY)
     pickled, size = pickle.dumps(SealedDataset(paths, file_ids=ids)), paths[1].stat().st_size
-    tensors = {"image": PlainTensor.of(np.ones((2, 3)))}
-    write_sealed(tensors, paths[1], other, frozenset(), {}, None, file_id=ids[1])
+    write_file({"image": np.ones((2, 3))}, paths[1], other, file_id=ids[1])
     assert (fastrack.load_file(paths[1]).file_id, paths[1].stat().st_size) == (ids[1], size)
 
     def use():
@@ -266,18 +264,16 @@ WRONG = [
 
 
 def seal_index(content, path="wrong.index", kind="index"):
-    write_sealed(
-        {"shards": PlainTensor.of(np.frombuffer(content, np.uint8))}, Path(path), KEY, frozenset(), {}, None, kind=kind
-    )
+    write_file({"shards": np.frombuffer(content, np.uint8)}, path, KEY, kind=kind)
     return path
 
 
 def test_an_authentic_index_of_another_form_is_refused():
-    right = zlib.compress(encode(DOCUMENT))
+    right = zlib.compress(canonical(DOCUMENT))
     assert len(SealedDataset(seal_index(right), keys=KEY)) == 3
     assert isinstance(ShardIndex.read(Path("wrong.index"), fastrack.KeyRing(KEY)), ShardIndex)
-    contents = [zlib.compress(encode({**DOCUMENT, **changes})) for changes in WRONG]
-    for content in (*contents, right[:-1], right + b"x", b"", encode(DOCUMENT), zlib.compress(b"[" * 100_000)):
+    contents = [zlib.compress(canonical({**DOCUMENT, **changes})) for changes in WRONG]
+    for content in (*contents, right[:-1], right + b"x", b"", canonical(DOCUMENT), zlib.compress(b"[" * 100_000)):
         with pytest.raises(FormatError, match=r"wrong\.index is not the index"):
             SealedDataset(seal_index(content), keys=KEY)
     with pytest.raises(FormatError, match="expected the index of a dataset, got another file"):
@@ -304,9 +300,11 @@ def test_an_index_inflates_to_no_more_than_may_be_listed(text, told, most, monke
 def test_an_index_may_list_many_shards_of_many_columns():
     names = [f"column[{number}]" for number in range(3700)]
     tensors = [[name, "F32", []] for name in names]
-    index = seal_index(zlib.compress(encode({**DOCUMENT, "rows": [[1, 2]] * 3700, "tensors": tensors})), "wide.index")
+    index = seal_index(
+        zlib.compress(canonical({**DOCUMENT, "rows": [[1, 2]] * 3700, "tensors": tensors})), "wide.index"
+    )
     assert len(ShardIndex.read(Path(index), fastrack.KeyRing(KEY)).tensors) == 3700
-    numbers = encode({"rows": [[123_456] * 10] * 1000})
+    numbers = canonical({"rows": [[123_456] * 10] * 1000})
     assert 1000 * len(numbers) < gate.most_bytes("index of a dataset")  # 10,000 shards
 
 
