@@ -11,12 +11,12 @@ import threading
 import fastjsonschema
 import pytest
 import torch
+from helpers.commands import application
 from helpers.network import MemoryTransport, Network, on_ranks
 from test_results import SCHEMA
 from typer.testing import CliRunner
 
 from fastrack import Key
-from fastrack._cli.app import app
 from fastrack._cli.measurements import narrow_console
 
 pytest.importorskip("fastrack_bench")
@@ -101,7 +101,7 @@ def test_a_model_has_the_size_of_its_name():
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(models, "SPECS", TINY)
-    return lambda line: CliRunner().invoke(app, line.split())
+    return lambda line: CliRunner().invoke(application(), line.split())
 
 
 @pytest.mark.parametrize("columns", [40, 80])

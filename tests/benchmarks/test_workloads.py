@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from helpers.commands import invoke
 
-from fastrack._bench.endpoints import CpuEndpoint
-from fastrack._bench.measure import Times
+from fastrack._bench import endpoints, measure
 
 pytest.importorskip("fastrack_bench")
 
@@ -59,15 +58,15 @@ def test_each_case_is_measured_in_each_way():
 
 
 def test_the_ratio_of_equals_is_of_two_halves():
-    times = {f"{way}{again}": Times([seconds]) for way, again, seconds in
+    times = {f"{way}{again}": measure.Times([seconds]) for way, again, seconds in
              [(PLAIN, "", 1), (PLAIN, workloads.AGAIN, 2), (BOUNCE, "", 3), (BOUNCE, workloads.AGAIN, 3),
               (DIRECT, "", 2), (DIRECT, workloads.AGAIN, 2)]}  # fmt: skip
-    plain, bounce, direct = workloads._rows(SMALL[0], times, Times([1.0, 3.0]), workloads.MEASURED)
+    plain, bounce, direct = workloads._rows(SMALL[0], times, measure.Times([1.0, 3.0]), workloads.MEASURED)
     assert plain.again == pytest.approx((1 + 1) / (2 + 3))
     assert bounce.again == pytest.approx((3 + 1) / (3 + 3))
     assert (plain.compute, plain.transfer) == (2, 1.5)
     assert direct.removed == pytest.approx(1 - 0.5 / 1.5)
-    modelled = workloads._rows(SMALL[0], times, Times([1.0]), workloads.MODELLED)
+    modelled = workloads._rows(SMALL[0], times, measure.Times([1.0]), workloads.MODELLED)
     assert modelled[1].again == 1
 
 
@@ -81,7 +80,7 @@ def test_a_way_that_delivers_other_bytes_is_found(monkeypatch):
 
 
 def test_a_result_that_comes_back_as_other_bytes_is_found(monkeypatch):
-    monkeypatch.setattr(CpuEndpoint, "get", lambda end: np.zeros_like(end.array))
+    monkeypatch.setattr(endpoints.CpuEndpoint, "get", lambda end: np.zeros_like(end.array))
     with (
         pytest.raises(RuntimeError, match="'plain' delivered other bytes"),
         workloads.open_ways(SMALL[0], device="cpu", bits=256),

@@ -12,7 +12,7 @@ from helpers.foundry.machine import Machine
 from helpers.vendor_services import VendorServices
 
 from fastrack import attest
-from fastrack._cli.attest import exchange as module
+from fastrack._cli.attest import exchange
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_an_operator_gets_from_nothing_to_a_key_in_few_commands(cli, folder, ser
     for line in lines[:7]:
         cli(line)
     options = {"grants": "grants", "owner": [Path("owner.signer.pub")], "out": Path("machine.key")}
-    machine = threading.Thread(target=module.collect, args=("challenge", "offer"), kwargs=options)
+    machine = threading.Thread(target=exchange.collect, args=("challenge", "offer"), kwargs=options)
     machine.start()
     while not (folder / "offer").exists():
         pass

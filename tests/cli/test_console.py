@@ -6,24 +6,23 @@ from types import SimpleNamespace
 import pytest
 
 from fastrack._cli import console
-from fastrack._cli.console import clean, format_rate, pluralize, progress_bar, taken_back
 from fastrack._util.shown import format_size
 
 
 def test_sizes_rates_and_counts_are_written_for_people():
     sizes = {0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 256 << 20: "256 MiB", 5 << 50: "5120.0 TiB"}
     assert {count: format_size(count) for count in sizes} == sizes
-    assert format_rate(10**9, 0.5) == "0.50 s, 2.00 GB/s"
-    assert format_rate(1000, 0.005) == "5.0 ms"  # too short to tell a rate
-    assert [pluralize(number, "tensor") for number in (0, 1, 2)] == ["0 tensors", "1 tensor", "2 tensors"]
+    assert console.format_rate(10**9, 0.5) == "0.50 s, 2.00 GB/s"
+    assert console.format_rate(1000, 0.005) == "5.0 ms"  # too short to tell a rate
+    assert [console.pluralize(number, "tensor") for number in (0, 1, 2)] == ["0 tensors", "1 tensor", "2 tensors"]
 
 
 def test_what_drives_a_terminal_is_escaped_and_all_else_stays():
     for text in ("plain", "Ünïcode 漢字", "[brackets]"):
-        assert clean(text) == text
+        assert console.clean(text) == text
     for text in ("\x1b[2J", "\r", "\n", "\x9b", "\u2028", "\udc80", "\u202e"):
-        assert clean(text).isascii()
-        assert clean(text).startswith("\\")
+        assert console.clean(text).isascii()
+        assert console.clean(text).startswith("\\")
 
 
 class Terminal(io.StringIO):
@@ -34,7 +33,7 @@ class Terminal(io.StringIO):
 def work(fails=None):
     """Record the terminal's output of three steps, the last of which may fail."""
     with contextlib.redirect_stderr(Terminal()) as screen, contextlib.suppress(ZeroDivisionError):  # noqa: SIM117
-        with progress_bar("sealing", 30) as progress:
+        with console.progress_bar("sealing", 30) as progress:
             progress(10)
             progress(10)
             progress(10 // (not fails))
@@ -57,7 +56,7 @@ def test_a_bar_shows_work_that_takes_long_until_it_is_over_or_fails(limited, cap
 
 def test_a_bar_appears_during_a_step_that_takes_long(limited):
     limited(bar_delay=0.01)
-    with contextlib.redirect_stderr(Terminal()) as screen, progress_bar("sealing", 30):
+    with contextlib.redirect_stderr(Terminal()) as screen, console.progress_bar("sealing", 30):
         deadline = time.monotonic() + 30
         while "sealing" not in screen.getvalue() and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -66,7 +65,7 @@ def test_a_bar_appears_during_a_step_that_takes_long(limited):
 
 def test_a_bar_of_many_files_counts_them(limited):
     limited(bar_delay=0)
-    with contextlib.redirect_stderr(Terminal()) as screen, progress_bar("sealing", 30, files=1_200) as progress:
+    with contextlib.redirect_stderr(Terminal()) as screen, console.progress_bar("sealing", 30, files=1_200) as progress:
         progress(10, files=1)
         progress(10, files=1_000)
     assert "sealing 1,001/1,200 files" in screen.getvalue()
@@ -74,7 +73,7 @@ def test_a_bar_of_many_files_counts_them(limited):
 
 def test_no_bar_is_drawn_into_a_file(limited, capsys):
     limited(bar_delay=0)
-    with progress_bar("sealing", 30) as progress:
+    with console.progress_bar("sealing", 30) as progress:
         progress(30)
     assert capsys.readouterr().err == ""
 
@@ -91,7 +90,10 @@ def test_plaintext_whose_report_cannot_be_told_is_removed_and_no_other(tmp_path,
         raise error
 
     monkeypatch.setattr("sys.stdout", SimpleNamespace(flush=flush))
-    with pytest.raises(OSError, match=f"^standard output: {error.strerror}; .* removed again"), taken_back(written):
+    with (
+        pytest.raises(OSError, match=f"^standard output: {error.strerror}; .* removed again"),
+        console.taken_back(written),
+    ):
         pass
     assert [path.name for path in tmp_path.iterdir() if path.exists()] == ["other"]
 

@@ -11,14 +11,9 @@ from helpers.engines import Wrong
 from helpers.fake_nvml import FakeNvml
 
 from fastrack import Key
-from fastrack._cli.commands import doctor as doctor_module
-from fastrack._cli.commands.doctor import KeyFile, gather, read_key_file, show_facts, state
-from fastrack._cli.commands.selftest import CudaCheck, check_cuda, check_engine
-from fastrack._cli.console import stdout
-from fastrack._cli.machine import CpuTee
-from fastrack._cli.proofs import read_proofs
+from fastrack._cli import console, machine, proofs
+from fastrack._cli.commands import doctor, selftest
 from fastrack._crypto import engine as aead
-from fastrack._crypto.engine import ENGINE_VARIABLE, SelectedEngine
 from fastrack._devices.cuda.driver import CopySpeeds, Speeds
 from fastrack._devices.graphics import Gpu, Graphics
 from fastrack._devices.nvml import Confidential
@@ -34,11 +29,13 @@ def _wide(monkeypatch):
 @pytest.fixture(scope="module")
 def facts():
     """Of a machine with neither a CPU TEE nor a GPU."""
-    return dataclasses.replace(gather(), tee=CpuTee(None, ()), graphics=Graphics(absent="no NVIDIA driver"), cuda=None)
+    return dataclasses.replace(
+        doctor.gather(), tee=machine.CpuTee(None, ()), graphics=Graphics(absent="no NVIDIA driver"), cuda=None
+    )
 
 
 def unprotected(facts, **others):
-    statements = state(dataclasses.replace(facts, **others))
+    statements = doctor.state(dataclasses.replace(facts, **others))
     return " ".join(statement.text for statement in statements if not statement.protected)
 
 
@@ -81,7 +78,7 @@ def test_a_narrow_terminal_breaks_no_word(cli, monkeypatch, columns):
 
 def test_a_quota_of_the_control_group_is_told(facts, capsys):
     for quota, told in ((0.5, "usable, by a quota of 0.5 of the control group"), (None, "usable\n")):
-        show_facts(dataclasses.replace(facts, cpu_quota=quota), [], stdout())
+        doctor.show_facts(dataclasses.replace(facts, cpu_quota=quota), [], console.stdout())
         assert told in capsys.readouterr().out
 
 
@@ -159,8 +156,8 @@ def test_what_the_driver_says_is_shown(cli, monkeypatch, nvml, told):
 
 
 def test_an_engine_that_fails_its_test_is_told_with_a_status(cli, monkeypatch):
-    check = dataclasses.replace(check_engine(), problem="it opens a chunk that was altered")
-    monkeypatch.setattr(doctor_module, "check_engine", lambda: check)
+    check = dataclasses.replace(selftest.check_engine(), problem="it opens a chunk that was altered")
+    monkeypatch.setattr(doctor, "check_engine", lambda: check)
     assert "FAILED: it opens a chunk that was altered" in cli("doctor", status=1).stdout
     assert cli.json("doctor", status=1)["engine"]["problem"] == "it opens a chunk that was altered"
 
@@ -174,10 +171,10 @@ def choose_anew():
 
 
 def test_an_engine_is_told_with_what_chose_it(cli, monkeypatch, choose_anew):
-    monkeypatch.delenv(ENGINE_VARIABLE, raising=False)
+    monkeypatch.delenv("FASTRACK_ENGINE", raising=False)
     choose_anew()
     assert "chosen by     fastrack; FASTRACK_ENGINE is not set" in cli("doctor").stdout
-    monkeypatch.setenv(ENGINE_VARIABLE, "openssl")
+    monkeypatch.setenv("FASTRACK_ENGINE", "openssl")
     choose_anew()
     said = cli("doctor").stdout
     assert "AES-GCM       openssl" in said
@@ -185,14 +182,16 @@ def test_an_engine_is_told_with_what_chose_it(cli, monkeypatch, choose_anew):
     assert "passed over" not in said
     engine = cli.json("doctor")["engine"]
     assert (engine["forced"], engine["fault"]) == (True, None)
-    monkeypatch.setattr(aead, "selected_engine", lambda: SelectedEngine("openssl", fault="vaes-512 failed its test"))
+    monkeypatch.setattr(
+        aead, "selected_engine", lambda: aead.SelectedEngine("openssl", fault="vaes-512 failed its test")
+    )
     assert "passed over   vaes-512 failed its test" in cli("doctor").stdout
     engine = cli.json("doctor")["engine"]
     assert (engine["forced"], engine["fault"]) == (False, "vaes-512 failed its test")
 
 
 def test_a_variable_that_names_no_engine_is_told_with_a_status(cli, monkeypatch, choose_anew):
-    monkeypatch.setenv(ENGINE_VARIABLE, "quantum")
+    monkeypatch.setenv("FASTRACK_ENGINE", "quantum")
     choose_anew()
     said = cli("doctor", status=1).stdout
     assert f"AES-GCM       none (available: {', '.join(aead.available_engines())})" in said
@@ -209,7 +208,7 @@ def test_a_gpu_that_cannot_be_used_is_told_with_what_to_install(cli, monkeypatch
 
 def test_who_compiled_the_kernels_is_told(cli, monkeypatch, gpu_test):
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-    check = CudaCheck(True, None, "fastrack's build, for sm_90")
+    check = selftest.CudaCheck(True, None, "fastrack's build, for sm_90")
     gpu_test(check)
     assert "kernels       compiled by fastrack's build, for sm_90" in cli("doctor").stdout
     assert cli.json("doctor")["cuda"]["kernels"] == check.kernels
@@ -217,9 +216,9 @@ def test_who_compiled_the_kernels_is_told(cli, monkeypatch, gpu_test):
 
 def test_the_test_of_a_gpu_knows_a_device_that_works(monkeypatch):
     monkeypatch.setattr("fastrack._transfer.channel.canonical", lambda device: "cpu")
-    assert check_cuda() == CudaCheck(True, None)
+    assert selftest.check_cuda() == selftest.CudaCheck(True, None)
     monkeypatch.setattr("fastrack._devices.cpu.CpuDevice.copy_speeds", COPIES, raising=False)
-    assert check_cuda() == CudaCheck(True, None, copies=COPIES)
+    assert selftest.check_cuda() == selftest.CudaCheck(True, None, copies=COPIES)
 
 
 @each(
@@ -233,8 +232,8 @@ def test_a_gpu_is_told_with_its_numa_node_and_with_what_to_do_if_no_cpu_is_there
     cli, monkeypatch, gpu_test, is_near, told
 ):
     graphics = Graphics(driver="580", gpus=(Gpu("H100", 80 << 30, numa_node=1, is_near=is_near),))
-    monkeypatch.setattr(doctor_module, "read_graphics", lambda: graphics)
-    gpu_test(CudaCheck(True, None))
+    monkeypatch.setattr(doctor, "read_graphics", lambda: graphics)
+    gpu_test(selftest.CudaCheck(True, None))
     assert told in cli("doctor").stdout
 
 
@@ -243,7 +242,7 @@ COPIES = CopySpeeds(Speeds((1.11, 3.14), (2.0, 4.0)), Speeds((1.21, 3.24), (2.1,
 
 def test_copies_are_told_where_they_were_compared_and_connections_where_they_are_few(cli, monkeypatch, gpu_test):
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-    gpu_test(CudaCheck(True, None, copies=COPIES))
+    gpu_test(selftest.CudaCheck(True, None, copies=COPIES))
     monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
     said = cli("doctor").stdout
     assert "copies up     64 KiB: page-locked memory 1.1, pageable 2.0 GB/s; 4 MiB: 3.1, 4.0 GB/s" in said
@@ -258,7 +257,7 @@ def test_copies_are_told_where_they_were_compared_and_connections_where_they_are
 
 # Evidence
 
-TDX, SNP = CpuTee("Intel TDX", ("/dev/tdx_guest",)), CpuTee("AMD SEV-SNP", ("/dev/sev-guest",))
+TDX, SNP = machine.CpuTee("Intel TDX", ("/dev/tdx_guest",)), machine.CpuTee("AMD SEV-SNP", ("/dev/sev-guest",))
 TSM = "sys/kernel/config/tsm/report"
 
 
@@ -280,15 +279,15 @@ def tree(tmp_path):
     [
         (TDX, "tdx_guest", "tdx", "can give a TDX quote"),
         (SNP, "sev_guest", "snp", "can give a SEV-SNP report"),
-        (CpuTee(None, ()), "tdx_guest", "tdx", "can give a TDX quote"),
+        (machine.CpuTee(None, ()), "tdx_guest", "tdx", "can give a TDX quote"),
         (TDX, None, "tdx", f"no folder /{TSM}. Use Linux 6.7 or later, mount configfs, and load tdx_guest"),
         (SNP, None, "snp", "load sev_guest"),
-        (CpuTee(None, ()), None, None, "Run it in a confidential virtual machine"),
-        (CpuTee("Arm CCA", ()), "arm_cca_guest", None, "the providers tdx_guest, sev_guest, got arm_cca"),
+        (machine.CpuTee(None, ()), None, None, "Run it in a confidential virtual machine"),
+        (machine.CpuTee("Arm CCA", ()), "arm_cca_guest", None, "the providers tdx_guest, sev_guest, got arm_cca"),
     ],
 )
 def test_the_evidence_of_a_cpu_follows_from_its_kernel(tree, tee, provider, kind, told):
-    [proof] = read_proofs(tee, Graphics(absent="no NVIDIA driver"), tree(provider))
+    [proof] = proofs.read_proofs(tee, Graphics(absent="no NVIDIA driver"), tree(provider))
     assert (proof.part, proof.kind, proof.possible) == ("CPU", kind, told.startswith("can"))
     assert told in str(proof)
     assert (proof.missing is None) == proof.possible
@@ -296,7 +295,7 @@ def test_the_evidence_of_a_cpu_follows_from_its_kernel(tree, tee, provider, kind
 
 def test_evidence_that_only_root_can_ask_for_is_told(tree, monkeypatch):
     monkeypatch.setattr("os.access", lambda *_: False)
-    [proof] = read_proofs(TDX, Graphics(), tree("tdx_guest"))
+    [proof] = proofs.read_proofs(TDX, Graphics(), tree("tdx_guest"))
     assert (proof.kind, proof.possible) == ("tdx", False)
     assert "Run `fastrack attest collect` as root" in proof.missing
 
@@ -316,7 +315,7 @@ def test_evidence_that_only_root_can_ask_for_is_told(tree, monkeypatch):
 def test_the_evidence_of_each_gpu_follows_from_its_mode(tree, mode, attests, told):
     gpus = (Gpu("H100", 80 << 30, attests), Gpu("H100", 80 << 30, False))
     graphics = Graphics(driver="580", gpus=gpus, confidential=Confidential(**mode))
-    _, first, second = read_proofs(TDX, graphics, tree())
+    _, first, second = proofs.read_proofs(TDX, graphics, tree())
     assert (first.part, first.possible) == ("GPU 0", told.startswith("can"))
     assert told in str(first)
     assert (second.part, second.possible) == ("GPU 1", False)
@@ -333,7 +332,7 @@ def test_a_machine_without_a_tee_is_open_to_its_operator_and_some_things_to_anyo
 
 
 def test_signs_of_a_tee_are_not_taken_for_attestation(facts):
-    said = unprotected(facts, tee=CpuTee("Intel TDX", ("/dev/tdx_guest",)))
+    said = unprotected(facts, tee=machine.CpuTee("Intel TDX", ("/dev/tdx_guest",)))
     assert "Signs of Intel TDX (/dev/tdx_guest)" in said
     assert "seen, not attested" in said
     assert "the operator of this machine can read" not in said
@@ -351,20 +350,20 @@ def test_signs_of_a_tee_are_not_taken_for_attestation(facts):
     ],
 )
 def test_what_a_gpu_protects_follows_from_its_mode(facts, graphics, told):
-    assert told in unprotected(facts, graphics=graphics, cuda=CudaCheck(True, None))
+    assert told in unprotected(facts, graphics=graphics, cuda=selftest.CudaCheck(True, None))
 
 
 def test_where_an_opened_tensor_lies_follows_from_the_gpus_test(facts):
     graphics = with_gpu(enabled=True)
-    assert "lies in the memory of the GPU" in unprotected(facts, graphics=graphics, cuda=CudaCheck(True, None))
-    said = unprotected(facts, graphics=graphics, cuda=CudaCheck(False, "CuPy is absent"))
+    assert "lies in the memory of the GPU" in unprotected(facts, graphics=graphics, cuda=selftest.CudaCheck(True, None))
+    said = unprotected(facts, graphics=graphics, cuda=selftest.CudaCheck(False, "CuPy is absent"))
     assert "Device cuda: CuPy is absent. Everything is opened on the host" in said
     assert "whatever the GPU protects" in said
 
 
 def test_no_gpu_ever_counts_as_protection(facts):
     graphics = with_gpu(enabled=True, environment="production")
-    statements = state(dataclasses.replace(facts, graphics=graphics, cuda=CudaCheck(True, None)))
+    statements = doctor.state(dataclasses.replace(facts, graphics=graphics, cuda=selftest.CudaCheck(True, None)))
     assert not [statement for statement in statements if statement.protected and "GPU" in statement.text]
 
 
@@ -373,16 +372,16 @@ def test_no_gpu_ever_counts_as_protection(facts):
 
 @pytest.mark.usefixtures("key")
 def test_a_key_file_is_named_by_its_key_or_its_problem(cli, folder, monkeypatch):
-    assert read_key_file() == KeyFile()
+    assert doctor.read_key_file() == doctor.KeyFile()
     assert "FASTRACK_KEY_FILE is not set" in cli("doctor").stdout
     monkeypatch.setenv("FASTRACK_KEY_FILE", "owner.key")
-    assert read_key_file() == KeyFile("owner.key", Key.load("owner.key").id)
+    assert doctor.read_key_file() == doctor.KeyFile("owner.key", Key.load("owner.key").id)
     assert Key.load("owner.key").id in cli("doctor").stdout
     (folder / "owner.key").chmod(0o644)
-    assert "mode 0644" in read_key_file().problem
+    assert "mode 0644" in doctor.read_key_file().problem
     assert "cannot be used: owner.key may be used by others" in cli("doctor").stdout
     monkeypatch.setenv("FASTRACK_KEY_FILE", "/nowhere/owner.key")
-    assert read_key_file().problem == "/nowhere/owner.key: No such file or directory"
+    assert doctor.read_key_file().problem == "/nowhere/owner.key: No such file or directory"
 
 
 # The self-test
@@ -390,7 +389,7 @@ def test_a_key_file_is_named_by_its_key_or_its_problem(cli, folder, monkeypatch)
 
 @each("name", aead.available_engines())
 def test_a_sound_engine_passes(name):
-    check = check_engine(aead.get_engine(name, threads=1))
+    check = selftest.check_engine(aead.get_engine(name, threads=1))
     assert check.problem is None
     assert check.open_gbps > 0
     assert check.seal_gbps > 0
@@ -415,7 +414,7 @@ def seal_with_a_wrong_tag(engine, schedule, source, target, first):
     ],
 )
 def test_an_engine_that_goes_wrong_fails(method, wrong, problem):
-    assert check_engine(Wrong(**{method: wrong})).problem == problem
+    assert selftest.check_engine(Wrong(**{method: wrong})).problem == problem
 
 
 # Servers with KV caches

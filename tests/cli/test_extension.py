@@ -5,6 +5,7 @@ import sys
 from importlib.metadata import distribution
 
 import pytest
+from helpers.commands import application
 
 import fastrack
 from fastrack._cli import extension
@@ -111,9 +112,7 @@ def test_the_options_that_are_added_are_those_that_it_has():
     pytest.importorskip("fastrack_bench")
     import typer
 
-    from fastrack._cli.app import app
-
-    bench = typer.main.get_command(app).commands["bench"]
+    bench = typer.main.get_command(application()).commands["bench"]
     own, whole = (
         {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
         for command in (bench, bench.whole())

@@ -7,15 +7,14 @@ import sys
 import pytest
 import typer
 from helpers.cases import each
+from helpers.commands import application, whole
 
-from fastrack._cli.app import app
 from fastrack._cli.help import ALIASES, TOPICS
-from fastrack._cli.program import whole
 
 
 def commands():
     """Yield the words of each command."""
-    for name, command in typer.main.get_command(app).commands.items():
+    for name, command in typer.main.get_command(application()).commands.items():
         yield name
         yield from (f"{name} {member}" for member in getattr(whole(command), "commands", ()))
 

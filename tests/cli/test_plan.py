@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from helpers.profiles import GRID, STAGES, document
 
+import fastrack
 from fastrack._cli import machine
-from fastrack._files.writer import save_file
-from fastrack._keys.keys import Key
 
 pytest.importorskip("fastrack_bench")
 
@@ -111,10 +110,10 @@ def test_a_trace_is_no_profile(cli, folder):
 
 def test_a_folder_is_loaded_file_by_file_and_tensor_by_tensor(cli, folder):
     (folder / "model").mkdir()
-    key = Key.generate()
+    key = fastrack.Key.generate()
     for number in range(3):
         content = {f"{name}": np.zeros(1 << (20 if name else 3), np.uint8) for name in range(number + 1)}
-        save_file(content, folder / "model" / f"{number}.safetensors", key=key)  # the first is tiny
+        fastrack.save_file(content, folder / "model" / f"{number}.safetensors", key=key)  # the first is tiny
     (folder / "model" / "config.json").write_text("{}")
     said = cli(f"plan load model {PROFILE}").stdout
     assert "load 3 MiB in 3 files" in said

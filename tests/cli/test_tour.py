@@ -16,8 +16,7 @@ from helpers.tour_rig import Rig
 
 import fastrack
 from fastrack import tour
-from fastrack._documents.canonical import encode
-from fastrack._documents.fields import binary, list_of
+from fastrack._documents import canonical, fields
 from fastrack._service.journal import _hash_entry
 
 ORDER = "aba"
@@ -103,7 +102,7 @@ def test_a_plan_is_signed_and_accepted_by_its_digest(cli, made, served):
 
 
 def test_a_desk_of_too_much_data_is_not_told_of_its_signer_alone(cli, made, served, limited):
-    limited(tour_grants=list_of(binary(1 << 20), 0))
+    limited(tour_grants=fields.list_of(fields.binary(1 << 20), 0))
     hold = "tour hold v0 --owner owner.signer.pub --signer a.signer --key a.key --data a.safetensors"
     desk = f"--policy policy.toml --insecure-loopback --plan-digest {made.plan.digest} --database new.db"
     told = cli.error(f"{hold} {desk}", status=2)
@@ -296,7 +295,9 @@ def forget_offers(database):
     database.execute("DROP TRIGGER log_is_not_changed")
     before = bytes(32)
     for number, moment, event, details in database.execute("SELECT number, time, event, details FROM log").fetchall():
-        text = encode({name: value for name, value in json.loads(details).items() if name != "offer"}).decode()
+        text = canonical.encode(
+            {name: value for name, value in json.loads(details).items() if name != "offer"}
+        ).decode()
         before = _hash_entry(before, number, moment, event, text)
         database.execute("UPDATE log SET details = ?, hash = ? WHERE number = ?", (text, before, number))
     database.commit()

@@ -7,8 +7,7 @@ import pynvml
 import pytest
 from helpers.fake_nvml import FakeNvml
 
-from fastrack._cli.commands.doctor import read_machine_code
-from fastrack._cli.commands.selftest import CudaCheck
+from fastrack._cli.commands import doctor, selftest
 from fastrack._crypto import native
 
 
@@ -23,7 +22,7 @@ def test_kernels_are_loaded_where_there_is_a_gpu(cli, monkeypatch, gpu_test):
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     loaded = "kernels loaded, compiled by NVRTC 13.0"
     for problem, told in ((None, loaded), ("no compiler", "not usable: no compiler")):
-        check = CudaCheck(usable=problem is None, problem=problem, kernels="NVRTC 13.0")
+        check = selftest.CudaCheck(usable=problem is None, problem=problem, kernels="NVRTC 13.0")
         gpu_test(check)
         assert told in cli("warmup").stdout
         assert (told in cli("warmup --quiet").stdout) is (problem is not None)
@@ -32,7 +31,7 @@ def test_kernels_are_loaded_where_there_is_a_gpu(cli, monkeypatch, gpu_test):
 
 @pytest.mark.skipif(native.load() is None, reason="there is no native extension")
 def test_doctor_tells_the_file_of_the_machine_code_and_what_made_it(cli):
-    code = read_machine_code()
+    code = doctor.read_machine_code()
     assert code["path"].endswith("_native.abi3.so")
     said = cli("doctor").stdout
     assert f"file          {code['path']}" in said

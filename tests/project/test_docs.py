@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.cases import each
+from helpers.commands import application, whole
 from helpers.pages import blocks_of
 from helpers.tampering import flip_byte
 
@@ -15,8 +16,7 @@ import fastrack.distributed
 import fastrack.grants
 import fastrack.transformers
 from fastrack._crypto import derivation
-from fastrack._sealed.contexts import MessageContext
-from fastrack._sealed.scales import Scale
+from fastrack._sealed import contexts, scales
 from fastrack.format import chunk_count, message_size
 
 ROOT = Path(__file__).parents[2]
@@ -87,9 +87,9 @@ def test_the_program_without_fastrack_refuses_an_altered_file(open_sealed, tmp_p
 
 def test_the_examples_of_a_context_and_a_derivation_are_what_the_code_makes():
     lines = find(r"^fastrack/tensor@1␀.*$", "docs/format.md")
-    claim = MessageContext("images", "F32", (1797, 64), bytes(range(16)).hex())
-    scale = Scale((1, 4096), "F32", "w_scale", (4096, 1))
-    quantised = MessageContext("w", "F8_E4M3", (4096, 4096), claim.file, "tensor", scale)
+    claim = contexts.MessageContext("images", "F32", (1797, 64), bytes(range(16)).hex())
+    scale = scales.Scale((1, 4096), "F32", "w_scale", (4096, 1))
+    quantised = contexts.MessageContext("w", "F8_E4M3", (4096, 4096), claim.file, "tensor", scale)
     assert [line.replace("␀", "\0").encode() for line in lines] == [claim.encode(), quantised.encode()]
     made = derivation.derive(bytes(range(32)), bytes(range(24)), claim.encode())
     named = dict(find(r"^\| (key|base nonce|commitment|key id) \| `([0-9a-f]+)` \|$", "docs/format.md"))
@@ -201,9 +201,6 @@ def test_the_api_page_names_what_a_channel_counts():
 def test_the_command_line_page_has_the_commands_and_their_options_and_no_others():
     import typer
 
-    from fastrack._cli.app import app
-    from fastrack._cli.program import whole
-
     page = {
         name: (
             re.findall(r"^\| `(--[\w-]+)", text, re.MULTILINE),
@@ -212,7 +209,7 @@ def test_the_command_line_page_has_the_commands_and_their_options_and_no_others(
         for name, text in sections(r"^## (\w+)$", read("docs/cli.md"))
     }
     known = {}
-    for name, command in typer.main.get_command(app).commands.items():
+    for name, command in typer.main.get_command(application()).commands.items():
         params = whole(command).params
         options = [found.opts[0] for found in params if found.param_type_name == "option"]
         taken = [found.metavar for found in params if found.param_type_name == "argument"]

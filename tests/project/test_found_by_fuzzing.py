@@ -16,8 +16,7 @@ from helpers.forking import in_forked_child
 
 import fastrack
 from fastrack import FormatError, Key
-from fastrack._keys.recipients import PassphraseParameters
-from fastrack._keys.wrapped import open_source
+from fastrack._keys import recipients, wrapped
 
 KEY = Key.from_bytes(bytes(range(32)))
 
@@ -151,7 +150,7 @@ def test_a_forked_child_or_a_thread_does_not_wait_for_the_keys_of_another_thread
 @each("member", ["iterations", "lanes", "memory"])
 @each("kind", [float, bool])
 def test_parameters_of_a_passphrase_are_integers(member, kind):
-    given = dataclasses.replace(PassphraseParameters(bytes(16)), lanes=1)
+    given = dataclasses.replace(recipients.PassphraseParameters(bytes(16)), lanes=1)
     with pytest.raises(FormatError, match="within bounds"):
         dataclasses.replace(given, **{member: kind(getattr(given, member))}).check()
 
@@ -159,4 +158,4 @@ def test_parameters_of_a_passphrase_are_integers(member, kind):
 @pytest.mark.parametrize("path", ["file:/x.wrapped", "https://host/x.wrapped"])
 def test_a_wrapped_key_at_a_url_is_refused_as_other_files_are(path):
     with pytest.raises(ValueError, match="got a URL"):
-        open_source(f"tpm:sha256:0,7#{path}")
+        wrapped.open_source(f"tpm:sha256:0,7#{path}")

@@ -13,22 +13,19 @@ from fuzz.evidence import pack, unpack
 from fuzz.targets import guarded
 from helpers.cases import each
 from helpers.processes import run_python
+from helpers.signed import GRANTS
 
 import fastrack
 from fastrack import FormatError, SealedTensor, attest
-from fastrack._crypto import derivation
-from fastrack._crypto import gather as plans
-from fastrack._crypto.openssl import OpenSSLEngine
+from fastrack._crypto import derivation, gather, openssl
 from fastrack._documents import strict
 from fastrack._files import reader
-from fastrack._keys.grants import PAYLOAD_TYPE
-from fastrack._keys.signing import Verifier
 from fastrack._sealed import metadata as files
 from fastrack._sets.entries import SealedEntry
 from fastrack.attest import _verify_offer
 from fastrack.attest._cpu import snp as _snp
 from fastrack.attest._cpu import tdx as _tdx
-from fastrack.grants import Identity
+from fastrack.grants import Identity, Verifier
 
 pytest.importorskip("torch")
 
@@ -207,7 +204,7 @@ def require_told(monkeypatch, target, data, match, *fault):
 )
 def test_the_engine_target_tells_of_an_engine_that_does_nothing(monkeypatch, method, told):
     target = openssl_target(monkeypatch)
-    monkeypatch.setattr(OpenSSLEngine, method, lambda *_: None)
+    monkeypatch.setattr(openssl.OpenSSLEngine, method, lambda *_: None)
     with pytest.raises(AssertionError, match=f"openssl ({told})"):
         run_many(target)
 
@@ -217,7 +214,7 @@ def test_the_engine_target_tells_of_an_engine_that_does_nothing(monkeypatch, met
 )
 def test_the_engine_target_tells_of_plans_that_are_misjudged(monkeypatch, answer, told):
     target = openssl_target(monkeypatch)
-    monkeypatch.setattr(plans, "is_inside", lambda *_: answer)
+    monkeypatch.setattr(gather, "is_inside", lambda *_: answer)
     with pytest.raises((AssertionError, IndexError), match=told):  # OpenSSL's engine is Python, and safe
         run_many(target)
 
@@ -284,7 +281,7 @@ def test_the_exchange_target_tells_of_a_binding_that_is_not_checked(monkeypatch)
 
 def test_the_grants_target_tells_of_a_signature_that_is_not_checked(monkeypatch):
     target = targets.make("grants")
-    data = target.seeds()[1].replace(b"text", PAYLOAD_TYPE.encode())
+    data = target.seeds()[1].replace(b"text", GRANTS.encode())
     require_told(monkeypatch, target, data, "without a signature", Verifier, "verify", lambda *_: None)
 
 

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
-
-from fastrack._cli.app import app
-from fastrack._cli.program import whole
+from helpers.commands import application, whole
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -43,7 +41,7 @@ def commands():
 
 def options_of(words):
     """Return the options of the command of fastrack that the words begin with, and None where there is none such."""
-    group = typer.main.get_command(app)
+    group = typer.main.get_command(application())
     while words and hasattr(group, "commands"):
         if words[0].startswith("-"):
             break

@@ -15,11 +15,10 @@ import pytest
 from helpers import local_machine
 from helpers.commands import invoke
 from helpers.foundry.machine import Machine, policy
+from helpers.signed import GRANTS, sign
 
 import fastrack
 from fastrack import Anchor, Key, KeyRing, SealedDataset, attest, grants, providers, tour
-from fastrack._keys.grants import PAYLOAD_TYPE
-from fastrack._keys.signing import sign_envelope
 from fastrack._util.shown import shown
 from fastrack.grants import Identity, Signer
 
@@ -347,7 +346,7 @@ def test_a_grants_file_and_names_of_files_move_no_cursor(folder):
     document = {"bits": 256, "issued": "2026-01-01T00:00:00Z", "key": "a" * 32, "recipients": [entry], "version": 1}
     document |= {"expires": None, "files": None, "lineage": None, "least_version": 0, "serial": 1}
     payload = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
-    (folder / "x.grants").write_bytes(sign_envelope(payload, PAYLOAD_TYPE, [Signer.generate()]))
+    (folder / "x.grants").write_bytes(sign(payload, GRANTS, Signer.generate()))
     for command in (
         ["grant", "x.grants"],
         ["verify", "x\x1b[2K", "--key", "\x1b[2K"],
