@@ -6,12 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastrack import FormatError
-from fastrack.attest._formats import der
-from fastrack.attest._formats.binary import Cursor
+from fastrack.attest._formats import binary, der
 
 
 def test_fields_are_read_in_order():
-    cursor = Cursor(bytes(range(1, 20)), "thing")
+    cursor = binary.Cursor(bytes(range(1, 20)), "thing")
     assert cursor.u8("a") == 1
     assert cursor.u16("b") == 0x0302
     assert cursor.u24("c") == 0x060504
@@ -35,12 +34,12 @@ def test_fields_are_read_in_order():
 )
 def test_an_error_names_structure_field_and_offset(read, said):
     with pytest.raises(FormatError, match=said) as error:
-        read(Cursor(b"\1\2\3\4", "thing", start=100))
+        read(binary.Cursor(b"\1\2\3\4", "thing", start=100))
     assert str(error.value).startswith("reading the ")
 
 
 def test_zeros_may_only_be_zeros():
-    cursor = Cursor(bytes(7), "thing")
+    cursor = binary.Cursor(bytes(7), "thing")
     cursor.zeros(7, "reserved")
     cursor.done()
 
@@ -55,12 +54,12 @@ def element(tag, content):
 @given(st.integers(0, 2**80))
 def test_an_integer_is_read_as_it_was_written(number):
     content = number.to_bytes(number.bit_length() // 8 + 1, "big")
-    assert der.read_integer(Cursor(element(0x02, content), "thing"), "a") == number
+    assert der.read_integer(binary.Cursor(element(0x02, content), "thing"), "a") == number
 
 
 @each("size", [0, 1, 127, 128, 255, 256, 70000])
 def test_every_length_is_read(size):
-    cursor = Cursor(element(0x04, bytes(size)), "thing")
+    cursor = binary.Cursor(element(0x04, bytes(size)), "thing")
     assert der.read_bytes(cursor, der.OCTET_STRING, "a") == bytes(size)
     cursor.done()
 
@@ -75,7 +74,7 @@ def test_every_length_is_read(size):
     ],
 )
 def test_an_object_identifier_is_read(content, dotted):
-    assert der.read_oid(Cursor(element(0x06, bytes.fromhex(content)), "thing"), "a") == dotted
+    assert der.read_oid(binary.Cursor(element(0x06, bytes.fromhex(content)), "thing"), "a") == dotted
 
 
 @each(
@@ -99,11 +98,11 @@ def test_an_object_identifier_is_read(content, dotted):
 )
 def test_what_is_no_der_is_refused(data, read):
     with pytest.raises(FormatError, match="reading the thing"):
-        read(Cursor(bytes.fromhex(data), "thing"))
+        read(binary.Cursor(bytes.fromhex(data), "thing"))
 
 
 @given(st.binary(max_size=40))
 def test_any_bytes_are_read_or_refused(data):
     for read in (der.read_element, der.read_integer, der.read_oid):
         with suppress(FormatError):
-            read(Cursor(data, "thing"), "a")
+            read(binary.Cursor(data, "thing"), "a")

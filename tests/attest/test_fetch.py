@@ -24,12 +24,11 @@ from helpers.vendor_services import VendorServices, manifest_answer, signed
 import fastrack
 from fastrack import AttestationError, FormatError, attest
 from fastrack._net import retries
+from fastrack.attest import _device_collateral, _errors
 from fastrack.attest._broker.app import _refuse
 from fastrack.attest._broker.ledger import Ledger, read_log
 from fastrack.attest._broker.service import Broker, Settings
 from fastrack.attest._cpu.snp_kind import snp_files
-from fastrack.attest._device_collateral import check_folder
-from fastrack.attest._errors import CollateralFileError
 from fastrack.attest._fetch import client as clients
 from fastrack.attest._fetch import collateral
 from fastrack.grants import Signer
@@ -570,17 +569,17 @@ def test_a_damaged_file_of_the_owner_is_told_with_its_name(start, tmp_path):
     for name, content in DAMAGED.items():
         folder = tmp_path / name.replace("/", " ")
         fetch(service, folder)
-        check_folder(folder)
+        _device_collateral.check_folder(folder)
         (folder / name).write_bytes(content)
-        with pytest.raises(CollateralFileError, match=f"{name}.*Fetch it again, or remove it"):
-            check_folder(folder)
+        with pytest.raises(_errors.CollateralFileError, match=f"{name}.*Fetch it again, or remove it"):
+            _device_collateral.check_folder(folder)
 
 
 def test_the_list_of_providers_keys_is_no_damaged_certificate(tmp_path):
     report = attest.parse_snp_report(snp.report(snp.chip(is_vlek=True)))
     ark = snp.amd("Milan").ark
     tmp_path.joinpath(snp_files(report, attest.SnpProduct.MILAN)["crl"]).write_bytes(ark.crl())
-    check_folder(tmp_path)
+    _device_collateral.check_folder(tmp_path)
 
 
 @pytest.mark.parametrize("name", [TDX, "ocsp/unknown.der", "rim/unknown.xml"])
@@ -593,7 +592,7 @@ def test_a_machine_is_not_told_of_what_is_damaged_on_the_owners_side(start, tmp_
     ledger = Ledger(tmp_path / "broker.db")
     broker = Broker(settings, fastrack.KeyRing([fastrack.Key.generate()]), Signer.generate(), ledger)
     pending = attest.make_offer(broker.make_challenge(), service.machine)
-    with pytest.raises(CollateralFileError) as caught:
+    with pytest.raises(_errors.CollateralFileError) as caught:
         broker.answer(pending.to_bytes(), "127.0.0.1")
     answer = _refuse(caught.value)
     assert (answer.status, str(folder) in str(answer.members)) == (500, False)

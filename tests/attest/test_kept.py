@@ -4,8 +4,8 @@ from helpers.foundry.authority import NOW
 
 from fastrack import AttestationError, attest
 from fastrack.attest._errors import refused
+from fastrack.attest._formats import cache
 from fastrack.attest._formats import ocsp as _ocsp
-from fastrack.attest._formats.cache import Cache
 from fastrack.attest._gpus import rim as _rim
 
 
@@ -18,7 +18,7 @@ def counted():
             raise refused(evidence, "number", wanted="0 or more", found=number, advice="Count again.")
         return [number]
 
-    return Cache(function, 2), calls
+    return cache.Cache(function, 2), calls
 
 
 def test_a_result_is_kept_whatever_the_evidence_is_called():

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from fastrack import AttestationError, FormatError, attest
 from fastrack.attest import TcbStatus, TdxCollateral
-from fastrack.attest._cpu.tdx import verify_signatures
-from fastrack.attest._cpu.tdx_pck import read_pck_identity
+from fastrack.attest._cpu import tdx, tdx_pck
 
 DAY = timedelta(days=1)
 PLATFORM = foundry.platform()
@@ -426,7 +425,7 @@ def test_a_malformed_extension_is_refused(extension):
 
 
 def test_unknown_members_of_the_extension_are_ignored():
-    assert read_pck_identity(foundry.platform().pck.certificate).ppid == foundry.PPID
+    assert tdx_pck.read_pck_identity(foundry.platform().pck.certificate).ppid == foundry.PPID
 
 
 # One file.
@@ -599,12 +598,14 @@ def test_real_quotes_without_collateral_hold_up_to_the_root(evidence, name, day,
             attest.parse_tdx_quote(data)
         data = data[:4935]
     quote = attest.parse_tdx_quote(data)
-    verify_signatures(quote, now=day, roots=attest.INTEL_ROOTS)
+    tdx.verify_signatures(quote, now=day, roots=attest.INTEL_ROOTS)
     assert quote.version == version
     assert (quote.report.td_attributes == 0x40000000) == (name == "quote_spr_e4.dat")
     assert (quote.report.tee_tcb_svn2 is not None) == (version == 5)
     with pytest.raises(AttestationError, match="signature"):
-        verify_signatures(attest.parse_tdx_quote(data[:200] + b"\xff" + data[201:]), now=day, roots=attest.INTEL_ROOTS)
+        tdx.verify_signatures(
+            attest.parse_tdx_quote(data[:200] + b"\xff" + data[201:]), now=day, roots=attest.INTEL_ROOTS
+        )
 
 
 def test_a_real_quote_does_not_lead_to_another_root(real):

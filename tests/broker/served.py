@@ -7,11 +7,9 @@ from pathlib import Path
 
 import fastrack
 from fastrack import attest
-from fastrack._service import server
-from fastrack._service.limits import RateLimit
+from fastrack._service import limits, server
+from fastrack.attest._broker import ledger, service
 from fastrack.attest._broker.app import make_app
-from fastrack.attest._broker.ledger import Ledger
-from fastrack.attest._broker.service import Broker, Settings
 from fastrack.grants import Signer
 
 
@@ -19,14 +17,14 @@ def main(path):
     given = json.loads(Path(path).read_text())
     folder = Path(path).parent
     offset = timedelta(seconds=given["offset"])
-    settings = Settings(
+    settings = service.Settings(
         attest.Policy.from_toml(folder / "policy.toml"),
         roots=attest.TrustedRoots(**{name: frozenset(found) for name, found in given["roots"].items()}),
         clock=lambda: datetime.now(UTC) + offset,
     )
     keys = fastrack.KeyRing(folder / "data.key")
-    broker = Broker(settings, keys, Signer.load(folder / "owner.signer"), Ledger(given["database"]))
-    limit = RateLimit(given["per_minute"], given["burst"])
+    broker = service.Broker(settings, keys, Signer.load(folder / "owner.signer"), ledger.Ledger(given["database"]))
+    limit = limits.RateLimit(given["per_minute"], given["burst"])
     app = make_app(broker, limit=limit, body_seconds=given["body_seconds"])
     certificate, private_key = folder / "tls.pem", folder / "tls.key"
     options = {"certificate": certificate, "private_key": private_key, "head_seconds": given["head_seconds"]}

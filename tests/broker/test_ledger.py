@@ -19,7 +19,7 @@ from fastrack import KeyPermissionError
 from fastrack._service import journal
 from fastrack._service.limits import RateLimit
 from fastrack.attest import Challenge
-from fastrack.attest._broker.ledger import BusyError, ChallengeError, Ledger, read_log
+from fastrack.attest._broker import ledger as module
 
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -32,7 +32,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def ledger(path):
-    with closing(Ledger(path)) as found:
+    with closing(module.Ledger(path)) as found:
         yield found
 
 
@@ -54,7 +54,7 @@ def grants_in_a_copy(path):
     """Return the grants in a copy of the one file of a database in use."""
     copy = path.with_name("copy.db")
     shutil.copyfile(path, copy)
-    return [entry for entry in read_log(copy) if entry.event == "granted"]
+    return [entry for entry in module.read_log(copy) if entry.event == "granted"]
 
 
 def test_a_grant_is_in_the_file_itself(ledger, path):
@@ -75,7 +75,7 @@ def test_a_reader_stops_no_broker_and_is_waited_for_in_bounds(ledger, path, limi
         grant(ledger, challenge)
         assert "-wal" in caplog.text
         assert grants_in_a_copy(path) == []
-        assert [entry.event for entry in read_log(path)] == ["offered", "granted"]
+        assert [entry.event for entry in module.read_log(path)] == ["offered", "granted"]
     challenge = add(ledger)
     use(ledger, challenge)
     grant(ledger, challenge)
@@ -102,40 +102,40 @@ def test_a_grant_waits_for_another_process_that_fills_the_file(ledger, path, mon
 
 
 def test_what_a_killed_broker_left_is_in_the_file_when_it_is_opened(path, monkeypatch):
-    monkeypatch.setattr(Ledger, "_fold", lambda _: None)
-    killed = Ledger(path)
+    monkeypatch.setattr(module.Ledger, "_fold", lambda _: None)
+    killed = module.Ledger(path)
     challenge = add(killed)
     use(killed, challenge)
     grant(killed, challenge)
     monkeypatch.undo()
-    with closing(Ledger(path)):
+    with closing(module.Ledger(path)):
         assert len(grants_in_a_copy(path)) == 1
     killed.close()
 
 
 def test_a_challenge_is_used_once(ledger, path):
     challenge = add(ledger)
-    with pytest.raises(ChallengeError, match="not used"):
+    with pytest.raises(module.ChallengeError, match="not used"):
         grant(ledger, challenge)
     assert use(ledger, challenge) == challenge
-    with pytest.raises(ChallengeError, match="used at 2026-06-01T12:00:00Z"):
+    with pytest.raises(module.ChallengeError, match="used at 2026-06-01T12:00:00Z"):
         use(ledger, challenge)
     grant(ledger, challenge)
-    with pytest.raises(ChallengeError, match="a grant already"):
+    with pytest.raises(module.ChallengeError, match="a grant already"):
         grant(ledger, challenge)
-    assert [entry.event for entry in read_log(path)] == ["offered", "refused", "granted"]
+    assert [entry.event for entry in module.read_log(path)] == ["offered", "refused", "granted"]
 
 
 def test_unknown_and_expired_challenges_are_refused(ledger, path):
-    with pytest.raises(ChallengeError, match="unknown"):
+    with pytest.raises(module.ChallengeError, match="unknown"):
         use(ledger, Challenge.generate(now=NOW))
     challenge = add(ledger)
-    with pytest.raises(ChallengeError, match="expired at") as caught:
+    with pytest.raises(module.ChallengeError, match="expired at") as caught:
         use(ledger, challenge, now=challenge.expires)
     assert (caught.value.evidence, caught.value.field) == ("offer", "challenge")
-    assert [entry.event for entry in read_log(path)] == ["refused"]
+    assert [entry.event for entry in module.read_log(path)] == ["refused"]
     ledger.add_challenge(Challenge.generate(now=NOW), now=NOW + timedelta(hours=2))  # which forgets old ones
-    with pytest.raises(ChallengeError, match="unknown"):
+    with pytest.raises(module.ChallengeError, match="unknown"):
         use(ledger, challenge)
 
 
@@ -143,7 +143,7 @@ def test_open_challenges_have_a_bound(ledger, limited):
     limited(open_challenges=3)
     for _ in range(3):
         add(ledger)
-    with pytest.raises(BusyError, match="fewer than 3"):
+    with pytest.raises(module.BusyError, match="fewer than 3"):
         add(ledger)
 
 
@@ -152,23 +152,23 @@ def test_challenges_that_were_used_or_have_ended_are_not_open(ledger, limited):
     used, *_ = [add(ledger) for _ in range(3)]
     use(ledger, used)
     add(ledger)
-    with pytest.raises(BusyError, match="fewer than 3"):
+    with pytest.raises(module.BusyError, match="fewer than 3"):
         add(ledger)
     end = NOW + timedelta(minutes=5)
     for _ in range(3):
         ledger.add_challenge(Challenge.generate(now=end), now=end)
-    with pytest.raises(ChallengeError, match="used at"):  # which is remembered
+    with pytest.raises(module.ChallengeError, match="used at"):  # which is remembered
         use(ledger, used)
 
 
 def test_threads_and_connections_use_a_challenge_once(ledger, path):
     challenges = [add(ledger) for _ in range(20)]
-    ledgers = [ledger, Ledger(path), Ledger(path)]
+    ledgers = [ledger, module.Ledger(path), module.Ledger(path)]
 
     def attempt(number):
         try:
             return use(ledgers[number % 3], challenges[number % 20]).id
-        except ChallengeError:
+        except module.ChallengeError:
             return None
 
     with ThreadPoolExecutor(8) as pool:
@@ -176,7 +176,7 @@ def test_threads_and_connections_use_a_challenge_once(ledger, path):
     assert {found[challenge.id] for challenge in challenges} == {1}
     for one in ledgers[1:]:
         one.close()
-    assert len(read_log(path)) == 120
+    assert len(module.read_log(path)) == 120
 
 
 def test_a_full_disk_uses_no_challenge(ledger, path):
@@ -190,7 +190,7 @@ def test_a_full_disk_uses_no_challenge(ledger, path):
         ledger.use_challenge(challenge.id, now=NOW, details={"address": "x" * 5000})
     ledger._database.execute(f"PRAGMA max_page_count = {pages * 1000}")
     assert use(ledger, challenge) == challenge
-    assert read_log(path)[-1].event == "offered"
+    assert module.read_log(path)[-1].event == "offered"
 
 
 KILLED = """
@@ -216,12 +216,12 @@ def test_uses_survive_kill_9(ledger, path):
     for challenge in challenges:
         try:
             use(ledger, challenge)
-        except ChallengeError:
+        except module.ChallengeError:
             used += 1
         else:
             assert challenge.id not in told
     assert len(told) <= used <= len(told) + 1
-    assert len(read_log(path)) == 300 + used
+    assert len(module.read_log(path)) == 300 + used
 
 
 # The log.
@@ -270,7 +270,7 @@ def alter(path, *statements):
     ],
 )
 def test_an_altered_log_is_found(filled, statement):
-    assert len(read_log(filled)) == 7
+    assert len(module.read_log(filled)) == 7
     with closing(sqlite3.connect(filled)) as database:  # the triggers refuse the change, or the log does not fit
         try:
             database.execute(statement)
@@ -281,23 +281,23 @@ def test_an_altered_log_is_found(filled, statement):
         return
     alter(filled, statement)
     with pytest.raises(fastrack.AuthenticationError, match="verifying the audit log failed"):
-        read_log(filled)
+        module.read_log(filled)
 
 
 def test_a_log_that_was_cut_is_found_by_a_noted_hash(filled):
-    head = read_log(filled)[-1].hash
-    assert read_log(filled, head=head)
+    head = module.read_log(filled)[-1].hash
+    assert module.read_log(filled, head=head)
     alter(filled, "DELETE FROM log WHERE number = 7")
-    assert len(read_log(filled)) == 6
+    assert len(module.read_log(filled)) == 6
     with pytest.raises(fastrack.AuthenticationError, match="noted hash"):
-        read_log(filled, head=head)
+        module.read_log(filled, head=head)
 
 
 def test_a_view_that_never_ends_is_refused_as_a_log(filled):
     rows = "SELECT n AS number, 't' AS time, 'e' AS event, '{}' AS details, x'00' AS hash FROM c"
     view = f"WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) {rows}"
     alter(filled, "DROP TABLE log", f"CREATE VIEW log AS {view}")
-    for read in (read_log, Ledger):
+    for read in (module.read_log, module.Ledger):
         with pytest.raises(fastrack.FormatError, match="other tables"):
             read(filled)
 
@@ -324,18 +324,18 @@ def test_a_copied_log_is_read_where_nothing_can_be_written(filled, tmp_path):
     for folder in (whole, apart):
         folder.mkdir()
         shutil.copy(filled, folder / "copy.db")
-    with closing(Ledger(filled)) as ledger:
+    with closing(module.Ledger(filled)) as ledger:
         ledger.append("later", {}, now=NOW)
         shutil.copy(f"{filled}-wal", apart / "copy.db-wal")
     with only_read(whole):
-        assert len(read_log(whole / "copy.db")) == len(read_log(filled)) - 1
+        assert len(module.read_log(whole / "copy.db")) == len(module.read_log(filled)) - 1
     with only_read(apart), pytest.raises(fastrack.FormatError, match="read a copy with its -wal in a folder of yours"):
-        read_log(apart / "copy.db")  # without the -wal it would be an older one
+        module.read_log(apart / "copy.db")  # without the -wal it would be an older one
 
 
 def test_a_database_with_tables_that_are_no_text_is_refused(filled):
     filled.write_bytes(filled.read_bytes().replace(b"CREATE TABLE log", b"CREATE TABLE\xd2log"))  # SQLite says it so
-    for read in (read_log, Ledger):
+    for read in (module.read_log, module.Ledger):
         with pytest.raises(fastrack.FormatError, match="expected the database of a broker"):
             read(filled)
 
@@ -349,11 +349,11 @@ def test_other_files_are_refused(tmp_path):
     text.write_bytes(b"no database at all" * 100)
     for path in (other, text):
         with pytest.raises(fastrack.FormatError, match="expected the database of a broker"):
-            Ledger(path)
+            module.Ledger(path)
         with pytest.raises(fastrack.FormatError, match="expected the database of a broker"):
-            read_log(path)
+            module.read_log(path)
     with pytest.raises(FileNotFoundError):
-        read_log(tmp_path / "none.db")
+        module.read_log(tmp_path / "none.db")
 
 
 # The limit of requests.
@@ -362,7 +362,7 @@ def test_other_files_are_refused(tmp_path):
 def test_a_database_is_refused_where_others_may_put_a_journal_beside_it(tmp_path):
     tmp_path.chmod(0o1777)
     with pytest.raises(KeyPermissionError):
-        Ledger(tmp_path / "broker.db")
+        module.Ledger(tmp_path / "broker.db")
     assert list(tmp_path.iterdir()) == []
 
 

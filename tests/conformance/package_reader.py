@@ -25,8 +25,7 @@ import fastrack
 from fastrack import attest, errors, tour
 from fastrack._crypto.engine import get_engine
 from fastrack._keys.wrapped import KEY_SOURCES, find, require_algorithm
-from fastrack._samples.blocks import VALID
-from fastrack._samples.stored import read_data_set, read_parts
+from fastrack._samples import blocks, stored
 from fastrack._sealed.file_header import GUARD
 from fastrack.distributed._session import LATER_SIZE, GroupSession, Route
 from fastrack.format import HEADER_SIZE, message_size
@@ -141,15 +140,15 @@ def _folder(case, folder):
 
 def _data_set(case, folder):
     keys = fastrack.KeyRing(_keys(case))
-    data = read_data_set(_place(case, folder), keys)
-    hashes = {name: sha256() for name in data.columns if name.removesuffix(VALID) == name}
+    data = stored.read_data_set(_place(case, folder), keys)
+    hashes = {name: sha256() for name in data.columns if name.removesuffix(blocks.VALID) == name}
     done = None
-    for part in read_parts(data.shards, keys):
+    for part in stored.read_parts(data.shards, keys):
         if part.blocks is done:
             continue
         done = part.blocks
         for name, digest in hashes.items():
-            block, valid = part.blocks[name], part.blocks.get(name + VALID)
+            block, valid = part.blocks[name], part.blocks.get(name + blocks.VALID)
             for at in range(block.count):
                 row = block.between(at, at + 1).tobytes()
                 is_null = valid is not None and not valid.between(at, at + 1)[0]

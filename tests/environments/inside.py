@@ -22,14 +22,13 @@ def main(code="", when=""):
         exec(code, {})
         sealed_and_opened()
     import fastrack
-    from fastrack._crypto import native
-    from fastrack._crypto.engine import selected_engine
+    from fastrack._crypto import engine, native
 
     report = {
         "version": fastrack.__version__,
         "path": fastrack.__file__,
-        "engine": selected_engine().name,
-        "fault": selected_engine().fault,
+        "engine": engine.selected_engine().name,
+        "fault": engine.selected_engine().fault,
         "made_by": native.module_facts(native.load()),
         "loaded": loaded,
         "installed": [name for name in COMPILERS if find_spec(name)],

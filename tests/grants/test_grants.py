@@ -10,13 +10,13 @@ import pytest
 import safetensors.numpy
 from helpers.by_hand.grants import read_grants, unwrap
 from helpers.cases import each
+from helpers.signed import GRANTS, sign
 from hypothesis import given
 from hypothesis import strategies as st
 
 import fastrack
 from fastrack import Key, KeyRing
-from fastrack._keys.grants import PAYLOAD_TYPE, _info
-from fastrack._keys.signing import sign_envelope
+from fastrack._keys.grants import _info
 from fastrack.errors import ClosedError, FormatError, GrantError, SignatureError, UnknownKeyError
 from fastrack.grants import Grants, Identity, Recipient, Signer
 from fastrack.providers import VaultTransit
@@ -45,7 +45,7 @@ def forged(change, signer=OWNER):
     payload = payload_of(ISSUED)
     change(payload)
     text = json.dumps(payload, sort_keys=True, separators=(",", ":")).encode()
-    return sign_envelope(text, PAYLOAD_TYPE, [signer])
+    return sign(text, GRANTS, signer)
 
 
 # What grants are for
@@ -311,7 +311,7 @@ def test_what_a_signer_should_not_have_signed_is_refused(change):
 
 
 def test_another_form_of_the_same_content_is_refused():
-    envelope = sign_envelope(json.dumps(payload_of(ISSUED)).encode(), PAYLOAD_TYPE, [OWNER])
+    envelope = sign(json.dumps(payload_of(ISSUED)).encode(), GRANTS, OWNER)
     with pytest.raises(FormatError, match="canonical"):
         Grants.from_bytes(envelope, owner=OWNER.verifier)
 
@@ -390,7 +390,7 @@ def test_a_passphrase_costs_neither_too_little_nor_the_machine(change):
     payload["recipients"][0].update(change)
     text = json.dumps(payload, sort_keys=True, separators=(",", ":")).encode()
     with pytest.raises(FormatError, match="within bounds"):
-        Grants.from_bytes(sign_envelope(text, PAYLOAD_TYPE, [OWNER]), owner=OWNER.verifier)
+        Grants.from_bytes(sign(text, GRANTS, OWNER), owner=OWNER.verifier)
 
 
 @given(

@@ -14,9 +14,9 @@ from helpers import by_hand
 from helpers.by_hand import RefusedError
 from helpers.by_hand.tours import read_chain
 from helpers.cases import each
+from helpers.signed import sign
 
 from fastrack import AuthenticationError, FormatError, tour
-from fastrack._keys.signing import sign_envelope
 from fastrack.errors import SignatureError
 from fastrack.grants import Signer
 
@@ -233,7 +233,7 @@ def test_a_payload_in_another_form_is_refused_though_it_is_signed(parties):
     payload = base64.b64decode(json.loads(plan.envelope)["payload"])
     for other in (payload + b" ", payload.replace(b'"format":1', b'"format": 1'), payload.replace(b":1,", b":1.0,")):
         assert other != payload
-        refused_by_both(sign_envelope(other, plan._type(), [parties.owner]), parties)
+        refused_by_both(sign(other, plan._type(), parties.owner), parties)
 
 
 def test_the_consent_of_another_holder_is_refused(parties):

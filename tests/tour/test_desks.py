@@ -4,10 +4,10 @@ import tracemalloc
 from contextlib import contextmanager
 
 import pytest
+from helpers.signed import sign
 from helpers.tour_rig import Rig
 
 from fastrack import RollbackError, SignatureError, tour
-from fastrack._keys.signing import sign_envelope
 from fastrack._util.gate import most_bytes
 from fastrack.errors import FormatError
 from fastrack.tour import _messages
@@ -88,7 +88,7 @@ def test_a_visit_is_not_begun_again_after_its_tour_was_finished_meanwhile(rig, m
 @pytest.mark.parametrize("count", [1_000_000, 150_000])  # of which the second is no longer than a receipt
 def test_a_message_of_many_small_values_is_not_taken_apart(rig, step, count):
     values = b"[" + b",".join(count * [b"[]"]) + b"]"
-    receipt = sign_envelope(b'{"consent":%s}' % values, "receipt", [rig.owner])
+    receipt = sign(b'{"consent":%s}' % values, "receipt", rig.owner)
     body = receipt if step == "end" else b'{"chain":%s,"kind":"fastrack/tour-begin"}\n' % values
     desk = rig.desks["ada"]
     with traced() as peak:

@@ -16,13 +16,8 @@ import fastrack
 from fastrack import tour
 from fastrack.attest import Challenge
 from fastrack.errors import FastrackError
-from fastrack.tour import _owner, _visit
-from fastrack.tour._chain import read_receipt
-from fastrack.tour._desk import _Challenges
-from fastrack.tour._holder import HolderDesk
-from fastrack.tour._messages import unpack
+from fastrack.tour import _chain, _desk, _holder, _messages, _owner, _request, _visit
 from fastrack.tour._owner import OwnerDesk
-from fastrack.tour._request import VisitRequest
 
 FATES = ("lose", "lose answer", "double", "delay", "replay", "reorder", "overtake", "restart", "crash", "kill")
 MESSAGES = 5  # of a visit
@@ -52,14 +47,14 @@ class Model:
             challenge = Challenge.from_bytes(sent.answer)
             self.challenges[sent.to][challenge.id] = challenge.expires
         elif step is not None:
-            parts = unpack("begin", sent.body)
+            parts = _messages.unpack("begin", sent.body)
             # A holder that gets the owner's message finds no delegation in it, and leaves its challenge open.
             is_for_it = sent.to == "owner" or parts["delegation"]
-            is_new = is_for_it and self.use_challenge(sent.to, VisitRequest.from_bytes(parts["request"]))
+            is_new = is_for_it and self.use_challenge(sent.to, _request.VisitRequest.from_bytes(parts["request"]))
             expected = step(sent.to, parts, sent.answer) if is_new else False
             assert (sent.answer is not None) == expected, f"{sent.to}: expected {expected} for {sent.step}"
         elif sent.step == "finish" and sent.answer is not None:
-            receipts = self.lines(unpack("finish", sent.body))
+            receipts = self.lines(_messages.unpack("finish", sent.body))
             assert self.follows(receipts)
             assert len(receipts) == len(self.plan.order)
             self.receipts = receipts
@@ -79,7 +74,7 @@ class Model:
             return True
         if receipts[:-1] != self.receipts or self.last is None:
             return False
-        return read_receipt(receipts[-1], self.plan).delegation.envelope == self.last
+        return _chain.read_receipt(receipts[-1], self.plan).delegation.envelope == self.last
 
     def begin_owner(self, _, parts, answer):
         receipts = self.lines(parts)
@@ -92,7 +87,7 @@ class Model:
             return False
         if answer is not None:
             self.receipts, self.attempt = receipts, attempt
-            self.last = unpack("delegated", answer)["delegation"]
+            self.last = _messages.unpack("delegated", answer)["delegation"]
             delegation = tour.Delegation.from_bytes(self.last, signer=self.plan.owner)
             assert (delegation.visit, delegation.attempt) == (len(receipts), attempt)
         return True
@@ -260,15 +255,15 @@ def receipt_of_a_void_attempt():
 
 
 def older_chain_at_a_holder():
-    return [(HolderDesk, "_require_own_visits", lambda *_: None)]
+    return [(_holder.HolderDesk, "_require_own_visits", lambda *_: None)]
 
 
 def older_attempt_at_a_holder():
-    return [(HolderDesk, "_require_newer", lambda desk, _: desk._ledger.latest())]
+    return [(_holder.HolderDesk, "_require_newer", lambda desk, _: desk._ledger.latest())]
 
 
 def challenge_that_is_used_twice():
-    return [(_Challenges, "use", lambda *_: None)]
+    return [(_desk._Challenges, "use", lambda *_: None)]
 
 
 SOON = (

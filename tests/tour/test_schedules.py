@@ -12,9 +12,7 @@ from helpers.tour_world import FATES, NAMES, world
 
 from fastrack import RollbackError, tour
 from fastrack.errors import FastrackError
-from fastrack.tour import _visit
-from fastrack.tour._desk import DeskBase
-from fastrack.tour._holder import HolderDesk
+from fastrack.tour import _desk, _holder, _visit
 
 SHARES = (0.1, 0.1, 0.4, 0.5, 0.4)  # of faults: two challenges, what owner and holder grant, the receipt
 
@@ -108,36 +106,36 @@ def test_no_schedule_of_ten_thousand_does():
 
 def leak_by_log():
     """A holder's desk logs a key of its data, in base64."""
-    wrap = DeskBase._wrap
+    wrap = _desk.DeskBase._wrap
 
     def wrap_and_log(desk, recipient, keys, **limits):
         for key in keys:
             logging.getLogger("fastrack").warning("granted %s", base64.b64encode(key.material()).decode())
         return wrap(desk, recipient, keys, **limits)
 
-    return DeskBase, "_wrap", wrap_and_log
+    return _desk.DeskBase, "_wrap", wrap_and_log
 
 
 def leak_by_database():
     """A desk notes keys in the log of its database, in hexadecimal."""
-    wrap = DeskBase._wrap
+    wrap = _desk.DeskBase._wrap
 
     def wrap_and_note(desk, recipient, keys, **limits):
         noted = [bytes(key.material()).hex() for key in keys]
         desk._ledger.append("wrapped", {"keys": noted}, now=desk._terms.clock())
         return wrap(desk, recipient, keys, **limits)
 
-    return DeskBase, "_wrap", wrap_and_note
+    return _desk.DeskBase, "_wrap", wrap_and_note
 
 
 def leak_by_message():
     """A holder's desk grants its keys as they are."""
-    wrap = DeskBase._wrap
+    wrap = _desk.DeskBase._wrap
 
     def wrap_nothing(desk, recipient, keys, **limits):
         return [*wrap(desk, recipient, keys, **limits), *(bytes(key.material()) for key in keys)]
 
-    return HolderDesk, "_wrap", wrap_nothing
+    return _holder.HolderDesk, "_wrap", wrap_nothing
 
 
 def leak_by_folder():
@@ -169,7 +167,7 @@ def leak_by_error():
     def refuse(desk, _):
         raise RollbackError(f"not with {bytes(desk._keys[0].material()).hex()}")
 
-    return HolderDesk, "_require_own_visits", refuse
+    return _holder.HolderDesk, "_require_own_visits", refuse
 
 
 here = []

@@ -14,9 +14,7 @@ from helpers.cases import each
 from helpers.forking import in_forked_child
 
 from fastrack import Anchor, Key
-from fastrack._util import atomic
-from fastrack._util.atomic import new_file
-from fastrack._util.new_folder import made_parents, new_folder
+from fastrack._util import atomic, new_folder
 from fastrack.grants import Grants, Identity, Signer
 from fastrack.providers import WrappedKey
 
@@ -36,7 +34,7 @@ def fails_with(problem):
 
 def write(path, claimed=4 * MIB):
     content = os.urandom(4 * MIB)
-    with new_file(path, claimed) as file:
+    with atomic.new_file(path, claimed) as file:
         file.write(content[:10])
         file.write(content[10:])
     assert path.read_bytes() == content
@@ -50,7 +48,7 @@ def test_a_file_is_as_long_as_what_was_written(tmp_path, claimed):
 
 def test_room_is_made_before_anything_is_written(tmp_path, monkeypatch):
     file_systems.refuse_unnamed(monkeypatch)  # a file with a name can be looked at
-    with new_file(tmp_path / "file", 4 * MIB) as file:
+    with atomic.new_file(tmp_path / "file", 4 * MIB) as file:
         (part,) = tmp_path.iterdir()
         assert part.stat().st_size == 0
         if part.stat().st_blocks:  # the file system can
@@ -62,7 +60,7 @@ def test_room_is_made_before_anything_is_written(tmp_path, monkeypatch):
 def test_a_disk_that_is_too_full_is_found_out_beforehand(tmp_path, monkeypatch, problem):
     file_systems.answer(monkeypatch, fallocate=fails_with(problem))
     written = []
-    with pytest.raises(OSError, match="free some space") as failure, new_file(tmp_path / "file", 4 * MIB):
+    with pytest.raises(OSError, match="free some space") as failure, atomic.new_file(tmp_path / "file", 4 * MIB):
         written.append(1)
     assert failure.value.errno == problem
     assert not written
@@ -137,7 +135,7 @@ def test_a_file_has_its_name_at_the_end_alone(tmp_path, system, old):
     path = tmp_path / "file"
     if old is not None:
         path.write_bytes(old)
-    with new_file(path) as file:
+    with atomic.new_file(path) as file:
         file.write(b"new")
         assert (path.read_bytes() if path.exists() else None) == old
         others = [other.name for other in tmp_path.iterdir() if other != path]
@@ -149,7 +147,7 @@ def test_a_file_has_its_name_at_the_end_alone(tmp_path, system, old):
 @pytest.mark.skipif(not atomic._UNNAMED, reason="this system has no files without names")
 def test_nothing_is_left_of_a_file_whose_process_is_killed(tmp_path):
     def write_and_die():
-        with new_file(tmp_path / "file") as file:
+        with atomic.new_file(tmp_path / "file") as file:
             file.write(b"plaintext" * 100_000)
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -170,7 +168,7 @@ def test_nothing_is_left_of_a_file_whose_naming_is_interrupted(tmp_path, monkeyp
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "link", interrupted)
-    with pytest.raises(KeyboardInterrupt), new_file(path) as file:
+    with pytest.raises(KeyboardInterrupt), atomic.new_file(path) as file:
         file.write(b"new")
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {"file": old or b"new"}
 
@@ -188,7 +186,7 @@ def test_a_file_that_is_there_or_appears_meanwhile_is_not_replaced_unless_it_may
         appear()
 
     def write_without_overwriting():
-        with new_file(path, overwrite=False) as file:
+        with atomic.new_file(path, overwrite=False) as file:
             assert not early
             file.write(b"new")
             appear()
@@ -201,7 +199,7 @@ def test_a_file_that_is_there_or_appears_meanwhile_is_not_replaced_unless_it_may
 
 @pytest.mark.usefixtures("system")
 def test_a_file_that_appears_meanwhile_is_replaced_if_it_may_be(tmp_path):
-    with new_file(tmp_path / "file") as file:
+    with atomic.new_file(tmp_path / "file") as file:
         file.write(b"new")
         (tmp_path / "file").write_text("old")
     assert (tmp_path / "file").read_bytes() == b"new"
@@ -215,7 +213,7 @@ def test_a_new_file_has_its_mode_from_the_first_moment(tmp_path, monkeypatch, mo
     monkeypatch.setattr(os, "open", record_modes(modes))
     umask = os.umask(0o022)
     try:
-        with new_file(tmp_path / "file", mode=mode) as file:
+        with atomic.new_file(tmp_path / "file", mode=mode) as file:
             file.write(b"new")
     finally:
         os.umask(umask)
@@ -231,7 +229,7 @@ def test_a_file_that_is_replaced_leaves_its_mode_which_comes_last(tmp_path, monk
     modes = []
     monkeypatch.setattr(os, "open", record_modes(modes))
     monkeypatch.setattr(os, "chmod", lambda *_, **__: pytest.fail("changed a mode by name"))
-    with new_file(tmp_path / "file") as file:
+    with atomic.new_file(tmp_path / "file") as file:
         file.write(b"new")
     assert modes[0] == (0o600,)
     assert mode_of(tmp_path / "file") == mode
@@ -241,7 +239,7 @@ def test_the_mode_of_a_file_of_another_user_is_not_taken_over(tmp_path, foreign)
     (tmp_path / "file").touch()
     (tmp_path / "file").chmod(0o666)
     foreign(tmp_path / "file")
-    with new_file(tmp_path / "file", mode=0o600) as file:
+    with atomic.new_file(tmp_path / "file", mode=0o600) as file:
         file.write(b"plaintext")
     assert mode_of(tmp_path / "file") == 0o600
 
@@ -276,7 +274,7 @@ def test_other_systems_are_not_asked(monkeypatch):
     assert atomic._from_libc("there_is_no_such_function") is None
 
 
-@pytest.mark.parametrize("make", [new_file, new_folder])
+@pytest.mark.parametrize("make", [atomic.new_file, new_folder.new_folder])
 def test_an_error_names_the_target_and_not_a_temporary_name(tmp_path, make):
     with pytest.raises(FileNotFoundError) as caught, make(tmp_path / "absent" / "x"):
         pytest.fail("reached")
@@ -309,11 +307,11 @@ def irreplaceable(tmp_path):
 def test_no_key_anchor_or_grants_is_ever_replaced(irreplaceable):
     for path in irreplaceable.iterdir():
         before = path.read_bytes()
-        with pytest.raises(FileExistsError, match="left as it was"), new_file(path) as file:
+        with pytest.raises(FileExistsError, match="left as it was"), atomic.new_file(path) as file:
             file.write(b"new")
         link = irreplaceable / "link"
         link.symlink_to(path.name)
-        with pytest.raises(FileExistsError, match="left as it was"), new_file(link) as file:
+        with pytest.raises(FileExistsError, match="left as it was"), atomic.new_file(link) as file:
             file.write(b"new")
         link.unlink()
         assert path.read_bytes() == before, path.name
@@ -322,7 +320,7 @@ def test_no_key_anchor_or_grants_is_ever_replaced(irreplaceable):
 @pytest.mark.usefixtures("system")
 def test_a_key_that_appears_meanwhile_is_not_replaced(tmp_path, irreplaceable):
     def write_late():
-        with new_file(tmp_path / "file") as file:
+        with atomic.new_file(tmp_path / "file") as file:
             file.write(b"new")
             (irreplaceable / "key").rename(tmp_path / "file")
 
@@ -368,13 +366,13 @@ def test_a_folder_is_written_by_what_it_is_and_not_by_its_name(tmp_path):
     (tmp_path / "victim").mkdir(mode=0o700)
 
     def write_files():
-        with new_folder(tmp_path / "out") as folder:
+        with new_folder.new_folder(tmp_path / "out") as folder:
             (part,) = tmp_path.glob(".fastrack-*")
             part.rename(tmp_path / "moved")
             part.symlink_to("victim")
             (folder / "more").mkdir()
             for path in (folder / "file", folder / "more" / "file"):
-                with new_file(path) as file:
+                with atomic.new_file(path) as file:
                     file.write(b"plaintext")
             assert len(list((tmp_path / "moved").rglob("file"))) == 2
 
@@ -390,7 +388,7 @@ def test_a_folder_is_written_by_what_it_is_and_not_by_its_name(tmp_path):
 def test_a_folder_is_for_its_owner_alone_until_it_is_complete(tmp_path, umask, expected):
     before = os.umask(umask)
     try:
-        with new_folder(tmp_path / "out", mode=0o755):
+        with new_folder.new_folder(tmp_path / "out", mode=0o755):
             (part,) = tmp_path.glob(".fastrack-*")
             assert mode_of(part) == 0o700
     finally:
@@ -411,7 +409,7 @@ def test_a_folder_that_was_exchanged_at_once_is_refused(tmp_path, monkeypatch, f
         part.symlink_to("victim") if other == "link" else foreign((tmp_path / "planted").rename(part))
 
     monkeypatch.setattr(os, "mkdir", exchange)
-    with pytest.raises(OSError, match="out"), new_folder(tmp_path / "out"):
+    with pytest.raises(OSError, match="out"), new_folder.new_folder(tmp_path / "out"):
         pytest.fail("reached")
     monkeypatch.undo()
     assert list((tmp_path / "victim").iterdir()) == []
@@ -428,7 +426,7 @@ def test_a_folder_of_this_user_that_was_put_in_its_place_keeps_what_it_has(tmp_p
         (tmp_path / "victim").rename(tmp_path / path)
 
     monkeypatch.setattr(os, "mkdir", exchange)
-    with pytest.raises(PermissionError, match="another in its place"), new_folder(tmp_path / "out"):
+    with pytest.raises(PermissionError, match="another in its place"), new_folder.new_folder(tmp_path / "out"):
         pytest.fail("reached")
     monkeypatch.undo()
     (left,) = tmp_path.iterdir()
@@ -438,7 +436,7 @@ def test_a_folder_of_this_user_that_was_put_in_its_place_keeps_what_it_has(tmp_p
 @each("error", [None, ZeroDivisionError()])
 def test_a_forked_child_that_leaves_the_block_leaves_the_folder_to_its_parent(tmp_path, error):
     target = tmp_path / f"out-{error!r}"
-    block = new_folder(target)
+    block = new_folder.new_folder(target)
     folder = block.__enter__()
     (folder / "work").write_bytes(b"of a year")
     in_forked_child(lambda: block.__exit__(type(error) if error else None, error, None))
@@ -448,7 +446,7 @@ def test_a_forked_child_that_leaves_the_block_leaves_the_folder_to_its_parent(tm
 
 
 def test_errors_in_a_folder_name_the_folder_that_is_to_be(tmp_path):
-    with pytest.raises(FileNotFoundError) as caught, new_folder(tmp_path / "out") as folder:
+    with pytest.raises(FileNotFoundError) as caught, new_folder.new_folder(tmp_path / "out") as folder:
         (folder / "a" / "b").read_bytes()
     assert caught.value.filename == str(tmp_path / "out" / "a" / "b")
     assert list(tmp_path.iterdir()) == []
@@ -457,9 +455,9 @@ def test_errors_in_a_folder_name_the_folder_that_is_to_be(tmp_path):
 def test_folders_that_were_made_for_a_file_that_failed_are_removed(tmp_path):
     (tmp_path / "there").mkdir()
     for path in (tmp_path / "a" / "b" / "file", tmp_path / "there" / "c" / "file"):
-        with pytest.raises(ValueError, match="failed"), made_parents(path):
+        with pytest.raises(ValueError, match="failed"), new_folder.made_parents(path):
             raise ValueError("failed")
     assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
-    with made_parents(tmp_path / "a" / "file"):
+    with new_folder.made_parents(tmp_path / "a" / "file"):
         pass
     assert (tmp_path / "a").is_dir()

@@ -18,9 +18,7 @@ from helpers.commands import invoke
 
 from fastrack import Anchor, Key, KeyPermissionError
 from fastrack._cli.documents import write_document
-from fastrack._util import rights
-from fastrack._util.locations import Url
-from fastrack._util.rights import make_own, require_own
+from fastrack._util import locations, rights
 from fastrack.grants import Identity, Signer, Verifier
 
 OTHER = 12345
@@ -77,19 +75,21 @@ def tls_key(path):
     return serve
 
 
-def cache(path):
+def make_cache(path):
     from fastrack._remote.cache import Cache
 
-    Cache(path)
-    return lambda: Cache(path)
+    return Cache(path)
+
+
+def cache(path):
+    make_cache(path)
+    return lambda: make_cache(path)
 
 
 def cache_in_use(path):
-    from fastrack._remote.cache import Cache
-
     version = SimpleNamespace(validator="v", size=10)
-    kept = Cache(path)
-    return lambda: kept.open(Url("http://127.0.0.1/a"), version)
+    kept = make_cache(path)
+    return lambda: kept.open(locations.Url("http://127.0.0.1/a"), version)
 
 
 def collateral(path):
@@ -215,9 +215,9 @@ def test_an_ordinary_user_is_told_from_others_too():
             os.chown(above / name / "it", owner, owner)
         os.seteuid(OTHER)
         for name in ("own", "root"):
-            require_own(above / name / "it")
+            rights.require_own(above / name / "it")
         with pytest.raises(KeyPermissionError):
-            require_own(above / "another" / "it")
+            rights.require_own(above / "another" / "it")
     finally:
         os.seteuid(0)
         shutil.rmtree(above)
@@ -228,8 +228,8 @@ def test_what_fastrack_makes_it_takes_whatever_the_umask(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     before = os.umask(umask)
     try:
-        make_own(tmp_path / "above" / "folder")
-        make_own(tmp_path / "above" / "folder")  # once more
+        rights.make_own(tmp_path / "above" / "folder")
+        rights.make_own(tmp_path / "above" / "folder")  # once more
         for command in ("keygen signer --signer", "keygen machine --identity", "anchor anchor --owner signer.pub"):
             assert invoke(command.split()).exit_code == 0
         write_document("policy.toml", POLICY.encode())
@@ -237,15 +237,15 @@ def test_what_fastrack_makes_it_takes_whatever_the_umask(tmp_path, monkeypatch, 
         os.umask(before)
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("above", "above/folder")] == [0o700, 0o700]
     for name in ("above/folder", "signer", "signer.pub", "machine", "machine.pub", "anchor", "policy.toml"):
-        require_own(tmp_path / name)
+        rights.require_own(tmp_path / name)
 
 
 def test_the_sticky_bit_is_for_what_is_in_a_folder_and_not_for_the_folder(tmp_path):
     tmp_path.chmod(0o1777)
     (tmp_path / "it").touch()
-    require_own(tmp_path / "it")
+    rights.require_own(tmp_path / "it")
     with pytest.raises(KeyPermissionError):
-        require_own(tmp_path)
+        rights.require_own(tmp_path)
 
 
 # Of `linux/posix_acl_xattr.h`: a tag, rights and an id.
@@ -256,7 +256,7 @@ def test_an_access_control_list_may_name_others(tmp_path):
     path = tmp_path / "it"
     path.touch()
     path.chmod(0o620)
-    require_own(path)  # of a group without other members
+    rights.require_own(path)  # of a group without other members
     everyone = 0xFFFFFFFF  # an entry without an id
     entries = [(1, 6, everyone), (2, 6, OTHER), (4, 0, everyone), (0x10, 6, everyone), (0x20, 0, everyone)]
     try:
@@ -265,7 +265,7 @@ def test_an_access_control_list_may_name_others(tmp_path):
         pytest.skip(f"no access control lists here: {error.strerror}")
     assert path.stat().st_mode & 0o777 == 0o660
     with pytest.raises(KeyPermissionError):
-        require_own(path)
+        rights.require_own(path)
 
 
 # As an ordinary user does, who is root there: the machine's root has no number then.
@@ -302,7 +302,7 @@ def test_root_without_a_number_is_trusted_in_a_user_namespace_alone():
         os.chown(above / "it", 0, 0)
         os.chown(above, 65534, 65534)
         with pytest.raises(KeyPermissionError):
-            require_own(above / "it")
+            rights.require_own(above / "it")
     finally:
         shutil.rmtree(above)
 
@@ -310,16 +310,16 @@ def test_root_without_a_number_is_trusted_in_a_user_namespace_alone():
 def test_a_file_that_others_write_is_refused_by_its_name(tmp_path):
     path = tmp_path / "it"
     path.touch()
-    require_own(path)
+    rights.require_own(path)
     path.chmod(0o646)
     with pytest.raises(KeyPermissionError, match=f"{path} .*mode 0646.*chmod go-w {path}"):
-        require_own(path)
+        rights.require_own(path)
 
 
 def test_a_pipe_has_no_folders():
     read, write = os.pipe()
     try:
-        require_own(f"/proc/self/fd/{read}", os.fstat(read))
+        rights.require_own(f"/proc/self/fd/{read}", os.fstat(read))
     finally:
         os.close(read)
         os.close(write)
