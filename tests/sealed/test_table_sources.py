@@ -227,9 +227,8 @@ def test_offsets_out_of_range_are_refused():
 
 @each("name", EVERY_KIND)
 def test_bytes_that_are_no_values_of_their_type_are_refused(name):
-    block, valid = arrow_types.from_arrow(
-        "x", EVERY_KIND[name], has_inner_nulls=arrow_types.nulls_in(EVERY_KIND[name])[1]
-    )
+    _, has_inner_nulls = arrow_types.nulls_in(EVERY_KIND[name])
+    block, valid = arrow_types.from_arrow("x", EVERY_KIND[name], has_inner_nulls=has_inner_nulls)
     rng = np.random.default_rng(0)
     for _ in range(20):
         data = rng.integers(0, 256, max(0, block.data.size + int(rng.integers(-3, 3))), np.uint8)
@@ -244,10 +243,9 @@ def test_bytes_that_are_no_values_of_their_type_are_refused(name):
 
 @each("kind", ["arrow:", "arrow:AAAA", "arrow:%%", "arrow:" + "A" * 400])
 def test_a_type_that_is_none_is_refused(kind):
+    block = blocks.Block(blocks.Column("U8", None, kind), np.zeros(0, np.uint8), 0, np.zeros(1, np.int64))
     with pytest.raises(FormatError, match="'x'"):
-        arrow_types.to_arrow(
-            "x", blocks.Block(blocks.Column("U8", None, kind), np.zeros(0, np.uint8), 0, np.zeros(1, np.int64))
-        )
+        arrow_types.to_arrow("x", block)
 
 
 def test_dtypes_that_arrow_has_not_are_named():

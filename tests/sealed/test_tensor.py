@@ -118,9 +118,8 @@ def test_any_size_under_any_name_comes_out(size, length, name):
 def test_a_context_is_canonical_json(name, dtype, shape, file):
     fields = {"dtype": dtype, "file": file, "name": name, "shape": shape}
     canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    assert (
-        contexts.MessageContext(name, dtype, tuple(shape), file).encode() == b"fastrack/tensor@1\0" + canonical.encode()
-    )
+    context = contexts.MessageContext(name, dtype, tuple(shape), file)
+    assert context.encode() == b"fastrack/tensor@1\0" + canonical.encode()
 
 
 NUMPY_DTYPES = [name for name in dtypes.BITS if not name.startswith(("F4", "F6"))]

@@ -172,9 +172,8 @@ def test_records_find_their_lengths_with_the_keys(records, key):
     ring = fastrack.KeyRing(key)
     assert there.with_lengths(ring) is there
     layout = pickle.loads(pickle.dumps(records._ref.layout))
-    elsewhere = row_tables.RowTable(
-        dataset.restore_dataset(DatasetHandle(layout), layout.shards, None)
-    )  # as in another process
+    restored = dataset.restore_dataset(DatasetHandle(layout), layout.shards, None)  # as in another process
+    elsewhere = row_tables.RowTable(restored)
     with pytest.raises(TypeError):
         opened(elsewhere.handles(elsewhere.table(3, 6)), key)
     found = elsewhere.with_lengths(ring)
