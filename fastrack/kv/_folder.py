@@ -22,7 +22,7 @@ from fastrack._util.fork import per_process
 from fastrack._util.rights import make_own
 from fastrack.kv._sealer import BlockContext, BlockSealer, view_of
 
-_SUFFIX, _WRITING = ".kv", ".writing"
+SUFFIX, _WRITING = ".kv", ".writing"
 _KEPT = 8  # buffers for messages, which more threads than that would have to make anew
 _ABANDONED = 600  # seconds without a write after which the file of a killed writer is removed
 _PART = re.compile(r"([0-9a-f]{2})[0-9a-f]{62}\.kv\.\d+-\d+\.writing")  # the name of a file of `_write`
@@ -151,7 +151,7 @@ class BlockFolder:
         return 0
 
     def _name(self, context: BlockContext) -> str:
-        return context.name(self.sealer.key) + _SUFFIX
+        return context.name(self.sealer.key) + SUFFIX
 
     @contextlib.contextmanager
     def _opened(self, name: str) -> Iterator[int]:

@@ -1,191 +1,318 @@
-"""Sealed blocks in vLLM: a connector that stores the blocks of prompts in a folder, and takes them from there."""
+"""Sealed blocks in vLLM's offloading: what leaves the memory of the model is ciphertext, in whatever tier it lies."""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import os
 import platform
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection
+from typing import Any, ClassVar, cast
 
 import torch
 from vllm.config import VllmConfig
-from vllm.distributed import get_tensor_model_parallel_rank
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole, KVConnectorTransferResults
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.v1.kv_offload.base import CanonicalKVCaches, LookupResult, PrepareStoreOutput, ReqContext
+from vllm.v1.kv_offload.config import OffloadingConfig
+from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from fastrack._documents.canonical import encode
-from fastrack.errors import FormatError
-from fastrack.kv._folder import BlockFolder
-from fastrack.kv._sealer import BlockContext
-from fastrack.kv._settings import settings_of
-from fastrack.kv._vllm_blocks import BlockMemory, agree
+from fastrack.format import message_size
+from fastrack.kv._hosts import require_version
+from fastrack.kv._meaning import BlockMeaning
+from fastrack.kv._settings import require_setting
+from fastrack.kv._vllm_worker import Failures, SealedLoadStoreSpec, SealedWorker
 
-_SETTINGS = ("folder", "keys", "edition")
-
-
-@dataclass(slots=True)
-class Work(KVConnectorMetadata):
-    """The blocks that workers load and store in a step, each with its hash, its tenant's salt and its place."""
-
-    loads: list[tuple[bytes, str, int]] = field(default_factory=list)
-    stores: list[tuple[bytes, str, int]] = field(default_factory=list)
-    known: int = 0  # steps with blocks that did not open, which the scheduler knows of
+_PLACE = "kv_connector_extra_config"
+_SPEC = {"spec_name": "SealedOffloadingSpec", "spec_module_path": "fastrack.kv.vllm"}
+_NAMESPACE = "fastrack_namespace"  # what the spec gets of the connector, as vLLM gives it no more than the settings
 
 
-@dataclass(slots=True)
-class _Prompt:
-    request: Any
-    places: list[int]
-    matched: int = 0  # blocks to load
-    first: int = 0  # of them
-    stored: int = 0  # blocks that are stored, or were
+class SealedOffloadingConnector(OffloadingConnector):
+    """vLLM's offloading, of blocks that its workers seal before they leave the memory of the model.
 
+    Scheduler, eviction and tiers are vLLM's. The primary tier and all tiers behind it hold ciphertext, and only workers
+    have the key. A block that does not open is cleared, told to the scheduler as not loaded, and missed from then on,
+    until it is stored again; the model computes it anew, for which ``kv_load_failure_policy`` must be ``"recompute"``.
 
-class SealedConnector(KVConnectorBase_V1):
-    """Connector of vLLM that keeps the blocks of prompts sealed in a folder, which several servers may share.
+    Settings in ``kv_connector_extra_config`` beside vLLM's own, such as ``cpu_bytes_to_use`` and ``secondary_tiers``:
+    ``keys``, a key file or a provider, by default ``FASTRACK_KEY_FILE``; ``edition``, the version of the weights, of
+    those of a draft model too, unless ``load_format="fastrack"`` opened them; ``adapters``, the version of the
+    adapters, with ``enable_lora``.
 
-    Settings in ``kv_connector_extra_config``: ``folder``; ``keys``, a key file or a provider, by default
-    ``FASTRACK_KEY_FILE``; ``edition``, which has to change where the weights do under one name. The folder of a model
-    that ``load_format="fastrack"`` opened is a version by itself.
-
-    A block that does not open is computed anew, for which ``kv_load_failure_policy`` must be ``"recompute"``. Servers
-    find each other's blocks if they have the same ``PYTHONHASHSEED``, as vLLM hashes tokens with it.
+    Where weights change in a running server, nothing is stored or loaded until vLLM resets the cache of its connector,
+    and nothing from before opens then.
 
     Examples
     --------
     >>> transfer = {
-    ...     "kv_connector": "SealedConnector",
+    ...     "kv_connector": "SealedOffloadingConnector",
     ...     "kv_connector_module_path": "fastrack.kv.vllm",
     ...     "kv_role": "kv_both",
     ...     "kv_load_failure_policy": "recompute",
-    ...     "kv_connector_extra_config": {"folder": "/var/cache/kv", "keys": "kv.key", "edition": "2026-11"},
+    ...     "kv_connector_extra_config": {"keys": "kv.key", "edition": "2026-11", "cpu_bytes_to_use": 8 << 30},
     ... }
     """
 
-    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: Any = None) -> None:
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        settings = _checked(vllm_config)
+        namespace = [*_model_of(vllm_config).values(), platform.machine()]
+        settings[_NAMESPACE] = hashlib.sha256(encode(namespace)).hexdigest()[:32]
         super().__init__(vllm_config, role, kv_cache_config)
-        transfer = vllm_config.kv_transfer_config
-        settings = settings_of(transfer.kv_connector_extra_config, "kv_connector_extra_config", _SETTINGS)
-        if transfer.kv_load_failure_policy != "recompute":
-            raise ValueError(
-                "kv_load_failure_policy: expected 'recompute', got another policy, with which a request ends where a "
-                "block does not open. Set it"
-            )
-        groups = kv_cache_config.kv_cache_groups
-        if len(groups) != 1:
-            raise FormatError(f"SealedConnector: expected a model with one group of KV caches, got {len(groups)}")
-        self.folder = BlockFolder(settings["folder"], settings.get("keys"))
-        self._block_size = vllm_config.cache_config.block_size
-        parallel, model = vllm_config.parallel_config, vllm_config.model_config
-        self._ranks = parallel.tensor_parallel_size
-        if parallel.pipeline_parallel_size != 1:
-            raise FormatError("SealedConnector: expected no pipeline parallelism, got some. Leave it out")
-        sealed = dict(vllm_config.load_config.model_loader_extra_config).get("file")
-        self._model = encode([model.served_model_name, model.revision, sealed, settings.get("edition")]).decode()
-        described = [str(groups[0].kv_cache_spec), vllm_config.cache_config.cache_dtype, str(model.dtype)]
-        # vLLM orders the keys of a block for the tiles of AMX where the processor has them, in the same shape.
-        described += [platform.machine(), str(getattr(torch.cpu, "_is_amx_tile_supported", bool)())]
-        described.append(str(getattr(parallel, "decode_context_parallel_size", 1)))
-        self._layout = encode([*described, self._block_size, sorted(groups[0].layer_names)]).decode()
-        self._prompts: dict[str, _Prompt] = {}
-        self._caches: dict[str, torch.Tensor] = {}
-        self._failed: set[int] = set()
-        self._failures = 0  # of steps: those that a worker saw, or that the scheduler knows of
-        self._block = BlockMemory()
+        self._config, self._caches = vllm_config, kv_cache_config
+        self._failures = Failures(set(), set(), set())
+        self._has_groups = len(kv_cache_config.kv_cache_groups) > 1  # in which numbers of blocks mean several
 
-    def _context(self, block: bytes, salt: str, rank: int) -> BlockContext:
-        return BlockContext(self._model, self._layout, f"{rank} of {self._ranks}", block, salt)
+    @property
+    def worker(self) -> SealedWorker:
+        """The worker that seals and opens blocks, in a process of the model."""
+        worker = self.connector_worker and self.connector_worker.worker
+        assert isinstance(worker, SealedWorker)
+        return worker
 
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        """Count the tokens of leading blocks that the folder has. The last token is always computed."""
-        first = num_computed_tokens // self._block_size
-        last = (request.num_prompt_tokens - 1) // self._block_size
-        salt, matched = request.cache_salt or "", 0
-        for block in request.block_hashes[first:last]:
-            if not all(self.folder.has(self._context(bytes(block), salt, rank)) for rank in range(self._ranks)):
-                break
-            matched += 1
-        self._prompts[request.request_id] = _Prompt(request, [], matched, first)
-        return matched * self._block_size, False
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Seal the blocks of these caches from now on."""
+        self.connector_worker.spec.meaning = _meaning_of(self._config, self._caches, self.connector_worker.spec.config)
+        super().register_kv_caches(kv_caches)
 
-    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Keep what is to be loaded into the blocks that were allocated."""
-        prompt = self._prompts.setdefault(request.request_id, _Prompt(request, []))
-        prompt.places = list(blocks.get_block_ids()[0])
-        prompt.matched = num_external_tokens // self._block_size
+    def unregister_kv_caches(self) -> None:
+        """Let go of the caches, whose memory the server is about to give back."""
+        self.worker.release()
 
-    def build_connector_meta(self, scheduler_output: Any) -> Work:
-        """Return the blocks to load before, and to store after, the next step."""
-        work = Work(known=self._failures)
-        computed = {each.req_id: each.num_computed_tokens for each in scheduler_output.scheduled_new_reqs}
-        places = {each.req_id: each.block_ids[0] for each in scheduler_output.scheduled_new_reqs}
-        cached = scheduler_output.scheduled_cached_reqs
-        for number, name in enumerate(cached.req_ids):
-            computed[name] = cached.num_computed_tokens[number]
-            if (new := cached.new_block_ids[number]) is not None and name in self._prompts:
-                known = [] if name in cached.resumed_req_ids else self._prompts[name].places
-                places[name] = [*known, *new[0]]
-        for name, count in computed.items():
-            if (prompt := self._prompts.get(name)) is None:
-                continue
-            prompt.places = list(places.get(name, prompt.places))
-            prompt.stored = min(prompt.stored, count // self._block_size)  # fewer, after blocks that did not open
-            hashes, salt = [bytes(each) for each in prompt.request.block_hashes], prompt.request.cache_salt or ""
-            for block in range(prompt.first, prompt.first + prompt.matched):
-                work.loads.append((hashes[block], salt, prompt.places[block]))
-            prompt.stored = max(prompt.stored, prompt.first + prompt.matched)
-            prompt.matched = 0
-            done = min(count + scheduler_output.num_scheduled_tokens[name], prompt.request.num_prompt_tokens)
-            for block in range(prompt.stored, min(done // self._block_size, len(hashes), len(prompt.places))):
-                work.stores.append((hashes[block], salt, prompt.places[block]))
-                prompt.stored = block + 1
-        return work
+    def restore_kv_caches(self) -> None:
+        """Seal the blocks of the caches again, which may have other addresses."""
+        self.worker.register()
 
-    def update_connector_output(self, connector_output: Any) -> None:
-        """Take note of a step with blocks that did not open. vLLM schedules their requests anew from here on."""
-        self._failures += bool(connector_output.invalid_block_ids)
-
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
-        """Forget a request."""
-        self._prompts.pop(request.request_id, None)
-        return False, None
-
-    def start_load_kv(self, forward_context: Any, **_: Any) -> None:
-        """Open the blocks of the step into vLLM's cache. What does not open leaves the cache as it was."""
-        layers = forward_context.no_compile_layers
-        self._caches = {name: layers[name].kv_cache for name in sorted(layers) if hasattr(layers[name], "kv_cache")}
-        is_whole, loads = True, self._get_connector_metadata().loads
-        for block, salt, place in loads:
-            memory, pairs = self._block.pairs(self._caches.values(), place)
-            if not self.folder.get(self._context(block, salt, get_tensor_model_parallel_rank()), memory):
-                self._failed.add(place)
-                is_whole, pairs = False, []
-            for part, piece in pairs:
-                piece.copy_(part)
-        if loads:
-            self._failures += not (is_whole if self._ranks == 1 else agree(is_whole))
-
-    def wait_for_save(self) -> None:
-        """Seal the blocks that the step completed.
-
-        What follows a block that did not open was computed from other bytes, also in steps that were scheduled
-        meanwhile. Nothing is sealed until the scheduler has set the requests back.
-        """
-        work = self._get_connector_metadata()
-        if work.known != self._failures:
-            self.folder.sealer.count("doubtful", number=len(work.stores))
-            return
-        for block, salt, place in work.stores:
-            memory, pairs = self._block.pairs(self._caches.values(), place)
-            for part, piece in pairs:
-                part.copy_(piece)
-            self.folder.put(self._context(block, salt, get_tensor_model_parallel_rank()), memory)
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Return the requests whose blocks were loaded, and, if there are several groups, those with bad blocks."""
+        results = super().get_transfer_results(finished_req_ids)
+        self._failures = self.worker.take_failures()
+        if self._has_groups:
+            results.failed_recving |= self._failures.requests & results.finished_recving
+        return results
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Return the places of blocks that did not open since the last call. vLLM computes them anew."""
-        failed, self._failed = self._failed, set()
-        return failed
+        """Return the places of the blocks that did not open. vLLM computes them anew."""
+        return set() if self._has_groups else self._failures.places
 
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        """Do nothing: all layers are opened before the first."""
+    def build_connector_worker_meta(self) -> OffloadingWorkerMetadata | None:
+        """Return which jobs ended, and the keys of what was not stored or did not open."""
+        meta = super().build_connector_worker_meta()
+        return meta and SealedWorkerMetadata(meta.completed_jobs, meta.transfer_stats, self._failures.keys)
 
-    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **_: Any) -> None:
-        """Do nothing: all layers of a block are sealed together, after the last."""
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Miss what did not open for any rank from now on, before vLLM ends the jobs."""
+        meta = connector_output.kv_connector_worker_meta
+        if isinstance(meta, SealedWorkerMetadata):
+            self.scheduler.manager.failed |= meta.failed
+        super().update_connector_output(connector_output)
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config: VllmConfig, *arguments: Any) -> Any:
+        """Return vLLM's metrics of its tiers."""
+        vllm_config.kv_transfer_config.kv_connector_extra_config |= _SPEC
+        return super().build_prom_metrics(vllm_config, *arguments)
+
+
+class SealedConnector(OffloadingConnector):
+    """Former connector, which refuses to start and says what took its place: `SealedOffloadingConnector`."""
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        raise ValueError(
+            "kv_connector: expected 'SealedOffloadingConnector', got 'SealedConnector', whose place it took. Name it, "
+            f"and in {_PLACE} write cpu_bytes_to_use beside keys and edition, and in place of folder, if blocks are to "
+            'be files too, "secondary_tiers": [{"type": "fs", "root_dir": FOLDER}]'
+        )
+
+
+@dataclasses.dataclass
+class SealedWorkerMetadata(OffloadingWorkerMetadata):
+    """Jobs that ended, and the keys of chunks with a block that was not stored or did not open, of all ranks."""
+
+    failed: set[bytes] = dataclasses.field(default_factory=set)
+
+    def aggregate(self, other: Any) -> SealedWorkerMetadata:
+        """Return those of two ranks."""
+        both = super().aggregate(other)
+        return SealedWorkerMetadata(both.completed_jobs, both.transfer_stats, self.failed | other.failed)
+
+
+class SealedManager(TieringOffloadingManager):
+    """vLLM's manager of tiers, which misses what did not open, and hands the keys of chunks to the workers.
+
+    Attributes
+    ----------
+    failed : keys of chunks that are misses until they are stored again
+    spoiled : keys of those that were stored again: a tier behind the primary one may have kept what did not open
+    epoch : as in `SealedLoadStoreSpec`
+    """
+
+    failed: set[bytes]
+    spoiled: set[bytes]
+    epoch: tuple[str, int]
+
+    @classmethod
+    def take(cls, manager: TieringOffloadingManager) -> SealedManager:
+        """Return a manager that vLLM has made, as one of this class: its spec makes it with all its tiers."""
+        taken: Any = manager
+        taken.__class__ = cls
+        taken.failed, taken.spoiled, taken.epoch = set(), set(), (os.urandom(16).hex(), 0)
+        return cast("SealedManager", taken)
+
+    def lookup(self, key: Any, req_context: ReqContext, **options: Any) -> LookupResult:
+        """Look a chunk up. One that did not open would be loaded, and fail, again and again."""
+        if key in self.failed:
+            return LookupResult.MISS
+        if key in self.spoiled:
+            return cast("LookupResult", self.primary_tier.lookup(key, req_context))
+        return cast("LookupResult", super().lookup(key, req_context, **options))
+
+    def prepare_load(self, keys: Collection[Any], req_context: ReqContext) -> SealedLoadStoreSpec:
+        """Return where chunks are, and their keys."""
+        return SealedLoadStoreSpec(super().prepare_load(keys, req_context), keys, req_context.req_id, self.epoch)
+
+    def prepare_store(self, keys: Collection[Any], req_context: ReqContext) -> PrepareStoreOutput | None:
+        """Return which chunks to store, where, and their keys. Chunks that did not open are stored again."""
+        for key in self.failed.intersection(keys):
+            self._drop(key)
+        output = super().prepare_store(keys, req_context)
+        if output is not None:
+            output.store_spec = SealedLoadStoreSpec(
+                output.store_spec, output.keys_to_store, req_context.req_id, self.epoch
+            )
+            stored = self.failed.intersection(output.keys_to_store)
+            self.failed -= stored
+            self.spoiled |= stored
+        return output
+
+    def complete_store(self, keys: Collection[Any], req_context: ReqContext, success: bool = True) -> None:
+        """End the storing of chunks. Those that a rank could not store are no chunks, in no tier."""
+        if failed := self.failed.intersection(keys):
+            self.primary_tier.complete_store(failed, req_context, False)
+        stored = [key for key in keys if key not in failed]
+        super().complete_store(stored, req_context, success and bool(stored))
+
+    def reset_cache(self) -> None:
+        """Forget all chunks. What a tier or a late worker still has of them does not open."""
+        super().reset_cache()
+        self.failed, self.spoiled = set(), set()
+        self.epoch = self.epoch[0], self.epoch[1] + 1
+
+    def _drop(self, key: bytes) -> None:
+        """Remove a chunk from the primary tier, unless it is in use: vLLM would not store over it."""
+        primary = self.primary_tier
+        chunk = primary._policy.get(key)  # noqa: SLF001 - vLLM removes only what it could not store
+        if chunk is not None and chunk.ref_cnt == 0:
+            primary._policy.remove(key)  # noqa: SLF001
+            primary._num_evictable_cache_chunks -= 1  # noqa: SLF001
+            primary._free_chunk(chunk)  # noqa: SLF001
+
+
+class SealedOffloadingSpec(TieringOffloadingSpec):
+    """vLLM's primary tier and the tiers behind it, with room for the header and the tags of each block."""
+
+    is_sealed: ClassVar[bool] = True  # for tiers behind it
+    meaning: BlockMeaning  # in a worker
+    _worker: SealedWorker | None
+
+    def __init__(self, config: OffloadingConfig) -> None:
+        namespace = config.extra_config.get(_NAMESPACE)
+        if namespace is None:
+            raise ValueError(
+                "kv_connector: expected 'SealedOffloadingConnector' for SealedOffloadingSpec, got another, which ends "
+                "the server when a block does not open. Name it"
+            )
+        # A block of one rank is one message: loads begin inside a chunk of several blocks.
+        size = config.worker_kv_bytes_per_block
+        super().__init__(
+            dataclasses.replace(
+                config,
+                worker_kv_bytes_per_block=message_size(size) if size else 0,
+                # Names of files: without a path, which private copies change, and apart for what opens apart.
+                model=dataclasses.replace(config.model, name=namespace),
+                parallel=dataclasses.replace(config.parallel, is_parallelism_agnostic=False),
+            )
+        )
+        if size and not self.num_chunks:
+            raise ValueError(
+                f"{_PLACE}: expected cpu_bytes_to_use for a chunk, of {self.kv_bytes_per_chunk} bytes, got "
+                f"{self.extra_config['cpu_bytes_to_use']}. Write more"
+            )
+
+    def get_manager(self) -> SealedManager:
+        """Return the manager of the tiers, in the scheduler's process, which has no key."""
+        manager = super().get_manager()
+        return manager if isinstance(manager, SealedManager) else SealedManager.take(manager)
+
+    def get_worker(self, kv_caches: CanonicalKVCaches) -> SealedWorker:
+        """Return the worker, for these caches from now on. It registers no memory with a device."""
+        if self._worker is None:
+            self._worker = SealedWorker(self)
+        self._worker.register(kv_caches)
+        return self._worker
+
+
+def _checked(vllm_config: VllmConfig) -> dict[str, Any]:
+    """Return the settings of the connector, with its spec. Raise ValueError for those that let a bad block pass."""
+    require_version("vLLM")
+    transfer = vllm_config.kv_transfer_config
+    settings: dict[str, Any] = transfer.kv_connector_extra_config
+    if transfer.kv_load_failure_policy != "recompute":
+        raise ValueError(
+            "kv_load_failure_policy: expected 'recompute', got another policy, with which a request ends where a "
+            "block does not open. Set it"
+        )
+    if settings.get("sync_load_budget_bytes"):
+        raise ValueError(
+            "sync_load_budget_bytes: expected 0, got more, with which a request reads blocks before all are open. "
+            "Leave it out"
+        )
+    if settings.get("canonical_layout"):
+        raise ValueError(
+            "canonical_layout: expected none, got one, with which ranks write parts of one block. Leave it out"
+        )
+    settings |= _SPEC
+    return settings
+
+
+def _model_of(vllm_config: VllmConfig) -> dict[str, Any]:
+    """Return what a meaning has of the model, as all processes of a server know it."""
+    settings, model = vllm_config.kv_transfer_config.kv_connector_extra_config, vllm_config.model_config
+    load = vllm_config.load_config
+    sealed = dict(load.model_loader_extra_config).get("file") if load.load_format == "fastrack" else None
+    return {
+        "model": sealed or model.served_model_name,
+        "weights": sealed or require_setting(settings, _PLACE, "edition"),
+        "quantization": model.quantization and str(model.quantization),
+        "overrides": str(model.hf_overrides),
+        "adapter": require_setting(settings, _PLACE, "adapters") if vllm_config.lora_config else None,
+    }
+
+
+def _meaning_of(vllm_config: VllmConfig, caches: Any, config: OffloadingConfig) -> BlockMeaning:
+    """Return what decides the bytes of a rank's blocks, besides their tokens and the salt that is hashed with them."""
+    parallel, cache, model = vllm_config.parallel_config, vllm_config.cache_config, vllm_config.model_config
+    layers = vllm_config.compilation_config.static_forward_context
+    backends = {each.get_attn_backend().get_name() for each in layers.values() if hasattr(each, "get_attn_backend")}
+    # vLLM orders the keys of a block for the tiles of AMX where the processor has them, in the same shape.
+    processor = [platform.machine(), str(getattr(torch.cpu, "_is_amx_tile_supported", bool)())]
+    interleaved = [str(getattr(parallel, f"{name}_kv_cache_interleave_size", None)) for name in ("cp", "dcp")]
+    sizes = config.parallel
+    ranks = {"rank": [sizes.rank, sizes.world_size, sizes.tp_size, sizes.pp_size, sizes.pcp_size, sizes.dcp_size]}
+    return BlockMeaning(
+        **_model_of(vllm_config),
+        dtype=f"{cache.cache_dtype} {model.dtype}",
+        layout=str(config.kv_cache_layout),
+        page_size=config.cache.tokens_per_hash,
+        block_size=config.cache.blocks_per_chunk,
+        heads=None,  # in the texts of the groups
+        layers=[list(group.layer_names) for group in caches.kv_cache_groups],
+        groups=[str(group.kv_cache_spec) for group in caches.kv_cache_groups],
+        details=[*processor, *sorted(backends), *interleaved, model.max_model_len],
+        ranks={"rank": [0, 1]} if config.replicated_layout else ranks,
+        hash=cache.prefix_caching_hash_algo,
+        seed=os.environ.get("PYTHONHASHSEED"),
+    )

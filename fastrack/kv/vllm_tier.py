@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -20,11 +21,12 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.file_mapper import FileMapper
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
+from fastrack._keys.keys import Key
 from fastrack._util.fork import per_process
-from fastrack.kv._folder import BlockFolder
+from fastrack.kv._folder import SUFFIX, BlockFolder
 from fastrack.kv._hosts import require_version
 from fastrack.kv._meaning import BlockMeaning
-from fastrack.kv._sealer import BlockContext
+from fastrack.kv._sealer import BlockContext, BlockSealer, view_of
 from fastrack.kv._settings import limit_of, require_setting
 
 
@@ -32,7 +34,8 @@ class SealedTier(SecondaryTierManager):
     """Secondary tier that keeps sealed blocks in a folder, which several servers may share.
 
     A block that does not open is a miss, by itself: the others of its job are hits. The primary tier is plaintext in
-    the memory of the host, and a file of ``/dev/shm`` that only this user may read.
+    the memory of the host, and a file of ``/dev/shm`` that only this user may read. That of `SealedOffloadingConnector`
+    is sealed: its blocks are stored as they are, and this tier needs no key and no edition.
 
     Parameters
     ----------
@@ -85,7 +88,7 @@ class SealedTier(SecondaryTierManager):
         weights = "" if is_sealed else require_setting({"edition": edition}, "secondary_tiers", "edition")
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         limit = limit_of({"limit": limit}, "secondary_tiers")
-        self.folder = BlockFolder(folder, keys, threads=1, limit=limit)
+        self.folder = _SealedRows(folder, limit) if is_sealed else BlockFolder(folder, keys, threads=1, limit=limit)
         self._meaning = self._described(offloading_spec, model, weights)
         self._pool = per_process(self, "_pool", partial(ThreadPoolExecutor, workers, "fastrack-kv"))
         self._lock = per_process(self, "_lock", threading.Lock)
@@ -188,3 +191,29 @@ class SealedTier(SecondaryTierManager):
     def _forget(self, future: Future[None]) -> None:
         with self._lock:
             self._running.discard(future)
+
+
+class _SealedRows(BlockFolder):
+    """Rows of a primary tier that workers have sealed, as they are, under names that tell the hash of their tokens."""
+
+    def __init__(self, path: str, limit: int | None) -> None:
+        super().__init__(
+            path, Key.generate(), limit=limit
+        )  # seals nothing: the scheduler's process has no key of the blocks
+        self.sealer = _AsTheyAre(self.sealer.key)
+
+    def _name(self, context: BlockContext) -> str:
+        return hashlib.sha256(context.encode()).hexdigest() + SUFFIX
+
+
+class _AsTheyAre(BlockSealer):
+    @staticmethod
+    def sealed_size(nbytes: int) -> int:
+        return nbytes
+
+    def seal(self, context: BlockContext, block: Any, target: Any) -> int:
+        view_of(target, writable=True)[:] = view_of(block)
+        return view_of(block).size
+
+    def open(self, context: BlockContext, message: Any, target: Any) -> bool:
+        return bool(self.seal(context, message, target))

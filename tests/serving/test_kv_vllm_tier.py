@@ -43,13 +43,13 @@ MISS, HIT = LookupResult.MISS, LookupResult.HIT
 class Server:
     """The scheduler's side of a server."""
 
-    def __init__(self, tier, *, dtype="bfloat16", model="llama", layout="LBNHC"):
-        self.spec = TieringOffloadingSpec(
+    def __init__(self, tier, *, dtype="bfloat16", model="llama", layout="LBNHC", kind=TieringOffloadingSpec, **extra):
+        self.spec = kind(
             OffloadingConfig(
                 groups=(OffloadingGroupConfig(16, ("layers.0", "layers.1"), 0),),
                 worker_kv_bytes_per_block=SIZE,
                 enable_kv_cache_events=False,
-                extra_config={"cpu_bytes_to_use": 8 * SIZE, "secondary_tiers": [tier]},
+                extra_config={"cpu_bytes_to_use": 16 * SIZE, "secondary_tiers": [tier], **extra},
                 engine_id=uuid.uuid4().hex,
                 model=OffloadingModelConfig(model, dtype),
                 cache=OffloadingCacheConfig(16, 1),
@@ -59,7 +59,9 @@ class Server:
         )
         self.manager = self.spec.get_manager()
         [self.tier] = self.manager.secondary_tiers
-        self.memory = np.frombuffer(self.tier._primary_kv_view.cast("B"), np.uint8).reshape(-1, SIZE)
+        self.memory = np.frombuffer(self.tier._primary_kv_view.cast("B"), np.uint8).reshape(
+            -1, self.spec.kv_bytes_per_chunk
+        )
         self.request = ReqContext("request")
         self.manager.on_new_request(self.request)
 
@@ -199,6 +201,47 @@ def test_a_path_is_no_name_of_a_model_and_a_copy_of_it_elsewhere_has_the_same_bl
 def test_the_version_of_the_weights_is_asked_for(server):
     with pytest.raises(ValueError, match="secondary_tiers: expected the version of the weights as edition, got none"):
         server(edition="")
+
+
+def test_rows_that_workers_sealed_are_stored_as_they_are_without_a_key(tmp_path):
+    from fastrack.kv.vllm import SealedOffloadingSpec
+
+    tier = {"type": "SealedTier", "module_path": "fastrack.kv.vllm_tier", "folder": str(tmp_path / "kv")}
+    here = Server(tier, kind=SealedOffloadingSpec, fastrack_namespace="meaning")
+    try:
+        here.store()
+        assert here.memory.shape[1] > SIZE  # room for the header and the tags
+        contents = [path.read_bytes() for path in files(tmp_path)]
+        assert {len(content) for content in contents} == {here.memory.shape[1]}
+        assert {content[0] for content in contents} == {key[0] + 1 for key in KEYS}
+        assert all(len(set(content)) == 1 for content in contents)
+        assert here.load() == ([HIT] * 4, True)
+        here.manager.failed.add(KEYS[1])  # as a worker says who could not open it
+        assert here.load() == ([HIT] * 4, True)  # a reset forgets
+        here.manager.failed.add(KEYS[1])
+        assert here.manager.lookup(KEYS[1], here.request) is MISS
+        here.manager.complete_load(KEYS, here.request)
+        assert here.manager.prepare_store(KEYS, here.request).keys_to_store == KEYS[1:2]  # anew, and nothing else
+        here.manager.failed.add(KEYS[1])  # a rank could not
+        here.manager.complete_store(KEYS[1:2], here.request)
+        assert here.manager.lookup(KEYS[1], here.request) is MISS
+        here.store(KEYS[1:2])
+        assert here.manager.lookup(KEYS[1], here.request) is HIT
+        here.manager.primary_tier.reset_cache()  # as if evicted
+        assert here.manager.lookup(KEYS[1], here.request) is MISS  # not that of the folder, which may be the bad one
+        assert here.load() == ([HIT] * 4, True)
+    finally:
+        here.close()
+
+
+def test_a_spec_that_seals_is_refused_by_itself_and_without_room(tmp_path):
+    from fastrack.kv.vllm import SealedOffloadingSpec
+
+    tier = {"type": "SealedTier", "module_path": "fastrack.kv.vllm_tier", "folder": str(tmp_path / "kv")}
+    with pytest.raises(ValueError, match="expected 'SealedOffloadingConnector' for SealedOffloadingSpec"):
+        Server(tier, kind=SealedOffloadingSpec)
+    with pytest.raises(ValueError, match="expected cpu_bytes_to_use for a chunk"):
+        Server(tier, kind=SealedOffloadingSpec, fastrack_namespace="meaning", cpu_bytes_to_use=SIZE)
 
 
 def test_a_full_disk_stores_nothing_and_raises_nothing(server, monkeypatch):

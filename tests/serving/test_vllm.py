@@ -154,33 +154,6 @@ def test_ranks_open_their_rows_alone(folder):
     assert found["opened"] <= 0.51 * found["whole"]
 
 
-def test_blocks_of_the_connector_are_hits_or_are_computed_anew(folder):
-    found = run("connector", folder)
-    tokens, _ = found["cold"]
-    assert found["cold"][1] == [0, 0]
-    assert found["again"] == [tokens, [192, 192]]  # "external cache hits" of three blocks each
-    assert found["counts"] == {"sealed": 6, "stored": 6, "opened": 6}
-    assert found["exchanged"][0] == tokens
-    assert found["refused"] == 6
-    assert found["healed"] == [tokens, [192, 192]]
-    for name in ("tenant", "edition", "layout", "key"):
-        cold, replayed, files, refused = found[name]
-        assert cold[1] == [0, 0], name  # nothing of others was found
-        assert replayed[0] == cold[0], name
-        assert files == refused == 6, name
-    assert found["tenant"][0][0] == found["edition"][0][0] == found["key"][0][0] == tokens
-    assert "expected 'recompute'" in found["policy"]
-
-
-def test_nothing_behind_a_block_that_did_not_open_is_sealed_before_it_is_computed_anew(folder):
-    for cold, failed, again, refused in run("spoiled", folder).values():
-        assert cold[1] == [0]
-        assert failed == [cold[0], [64]]  # two blocks were there, of which the first did not open
-        assert refused == 1
-        assert again[0] == cold[0]
-        assert again[1] == [224]
-
-
 def test_exchanged_files_of_the_example_connector_change_answers(folder):
     found = run("stock", folder)
     assert found["again"] == [found["cold"][0], [192, 192]]

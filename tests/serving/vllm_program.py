@@ -148,115 +148,15 @@ def ranks(folder):
     return {"equal": equal, "opened": sum(opened), "whole": whole}
 
 
-def transfer(folder, **extra):
-    from vllm.config import KVTransferConfig
-
-    return KVTransferConfig(
-        kv_connector="SealedConnector",
-        kv_connector_module_path="fastrack.kv.vllm",
-        kv_role="kv_both",
-        kv_load_failure_policy="recompute",
-        kv_connector_extra_config={"folder": str(folder / "kv"), "keys": str(folder / "owner.key"), **extra},
-    )
-
-
-def long(llm, salt=None):
+def long(llm):
     random = torch.Generator().manual_seed(1)
     prompts = [{"prompt_token_ids": torch.randint(3, 512, (200,), generator=random).tolist()} for _ in range(2)]
-    prompts = [{**prompt, "cache_salt": salt} if salt else prompt for prompt in prompts]
     found = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12, detokenize=False), use_tqdm=False)
     return [list(each.outputs[0].token_ids) for each in found], [each.num_cached_tokens for each in found]
 
 
-def connector(folder):
-    """Answers over sealed blocks: cold, again, swapped, of another tenant, version, layout and key."""
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-    options = {**SHARED, "enable_prefix_caching": False, "block_size": 64}
-
-    def files():
-        return set((folder / "kv").glob("??/*.kv"))
-
-    def counts():
-        return dict(get_kv_transfer_group().folder.sealer.counts)
-
-    llm = LLM(model=str(folder / "plain"), kv_transfer_config=transfer(folder), **options)
-    found = {"cold": long(llm), "again": long(llm), "counts": counts()}
-    first = sorted(files())
-    contents = [path.read_bytes() for path in first]
-    for path, content in zip(first, reversed(contents), strict=True):
-        path.write_bytes(content)
-    found |= {"exchanged": long(llm), "refused": counts()["refused"], "healed": long(llm)}
-
-    def replay(name, llm, salt=None):
-        """Ask once, put the first blocks in the place of those that were stored, and ask again."""
-        before = files()
-        cold, refused = long(llm, salt), counts().get("refused", 0)
-        new = sorted(files() - before)
-        for path, content in zip(new, contents, strict=True):
-            path.write_bytes(content)
-        found[name] = [cold, long(llm, salt), len(new), counts()["refused"] - refused]
-
-    replay("tenant", llm, "another tenant")
-    del llm  # before another one, as its end takes what both have
-    llm = LLM(model=str(folder / "plain"), kv_transfer_config=transfer(folder, edition="next"), **options)
-    replay("edition", llm)
-    del llm
-    llm = LLM(model=str(folder / "plain"), kv_transfer_config=transfer(folder), **{**options, "dtype": "float32"})
-    replay("layout", llm)
-    fastrack.Key.generate().save(folder / "rotated.key")
-    del llm
-    rotated = transfer(folder, keys=str(folder / "rotated.key"))
-    llm = LLM(model=str(folder / "plain"), kv_transfer_config=rotated, **options)
-    replay("key", llm)
-    del llm
-    try:
-        wrong = transfer(folder)
-        wrong.kv_load_failure_policy = "fail"
-        LLM(model=str(folder / "plain"), kv_transfer_config=wrong, **options)
-        found["policy"] = ""
-    except Exception as error:  # noqa: BLE001 - vLLM's
-        found["policy"] = str(error)
-    return found
-
-
-def spoiled(folder):
-    """Answers after the first of four blocks did not open, in a step that computed blocks behind it."""
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-    found = {}
-    random = torch.Generator().manual_seed(1)
-    prompt, *others = [{"prompt_token_ids": torch.randint(3, 512, (250,), generator=random).tolist()} for _ in range(6)]
-
-    def ask(llm, prompts):
-        greedy = SamplingParams(temperature=0, max_tokens=6, detokenize=False, ignore_eos=True)
-        answers = llm.generate(prompts, greedy, use_tqdm=False)
-        return [list(each.outputs[0].token_ids) for each in answers], [each.num_cached_tokens for each in answers]
-
-    for name, options in [("one step", {}), ("chunks", {"max_num_batched_tokens": 128, "async_scheduling": True})]:
-        settings = {**SHARED, "enable_prefix_caching": False, "block_size": 32, "max_num_seqs": 4, **options}
-        config = transfer(folder, edition=name)
-        llm = LLM(model=str(folder / "plain"), kv_transfer_config=config, **settings)
-        blocks = get_kv_transfer_group().folder
-        stored, put = [], blocks.put
-        blocks.put = lambda context, block: stored.append(context) or put(context, block)  # noqa: B023
-        cold = ask(llm, [prompt])
-        mine = stored[:]
-        ask(llm, others)
-        for context in mine[2:]:
-            blocks.remove(context)
-        path = blocks._place(mine[0])
-        path.write_bytes(bytes(path.stat().st_size))
-        failed = ask(llm, [prompt])
-        ask(llm, others)
-        found[name] = [cold, failed, ask(llm, [prompt]), blocks.sealer.counts["refused"]]
-        blocks.put = put
-        del llm
-    return found
-
-
 def stock(folder):
-    """Answers over the files of vLLM's ExampleConnector: cold, again and swapped."""
+    """Answers over the files of vLLM's ExampleConnector: cold, again and exchanged."""
     from vllm.config import KVTransferConfig
 
     config = KVTransferConfig(
@@ -274,7 +174,7 @@ def stock(folder):
     return {**found, "exchanged": long(llm)}
 
 
-JOBS = {each.__name__: each for each in (tokens, refused, late, ranks, connector, spoiled, stock)}
+JOBS = {each.__name__: each for each in (tokens, refused, late, ranks, stock)}
 
 if __name__ == "__main__":
     answer = JOBS[sys.argv[1]](Path(sys.argv[2]))
