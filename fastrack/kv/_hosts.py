@@ -30,9 +30,9 @@ HOSTS = {
         "0.32",
         "older ones end where host memory cannot be registered with the GPU, as in confidential mode, and their "
         "offloading has another interface",
-        "yes: fastrack.kv.vllm",
+        "yes: fastrack.kv.vllm, not yet run on a GPU",
         "fastrack.kv.vllm_tier",
-        "starts: memory that cannot be registered stays pageable",
+        "starts, by its code: memory that cannot be registered stays pageable",
     ),
     # ObjectKey has a salt from 0.4.4 on, which vLLM fills; SGLang's connector fills it from 0.5.6 on.
     "LMCache": Host(
@@ -41,7 +41,7 @@ HOSTS = {
         "in older ones SGLang's requests have no tenant's salt, so that a tenant opens another's blocks",
         _NO_MEMORY,
         "fastrack.kv.lmcache: an L2 adapter and a serde",
-        "with --supported-transfer-mode engine_driven: CUDA IPC is refused there",
+        "by its code with --supported-transfer-mode engine_driven only: CUDA IPC is refused there",
     ),
     # `storage_namespace_seed` in SGLang's mem_cache/utils.py
     "SGLang": Host(
@@ -50,7 +50,7 @@ HOSTS = {
         "older ones hash pages without the tenant's salt, so that a tenant opens another's pages",
         _NO_MEMORY,
         "fastrack.kv.sglang: a storage backend of HiCache",
-        "HiCache does not start in 0.5.23: it ends where host memory cannot be registered with the GPU",
+        "HiCache of 0.5.23 does not start, by its code: it ends where host memory cannot be registered with the GPU",
     ),
 }
 

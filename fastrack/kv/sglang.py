@@ -32,7 +32,7 @@ class SealedHiCache(HiCacheStorage):
         The model and its ranks, and in ``extra_config`` the settings: ``folder``; ``keys``, a key file or a provider,
         by default ``FASTRACK_KEY_FILE``; ``limit``, such as ``"20 GiB"``; ``edition``, the version of the weights,
         which is required and has to change where they do under one name; ``kv_dtype``, which is required for fp8 from
-        SGLang 0.5.22 on.
+        SGLang 0.5.23 on.
     kwargs : dict
         Not used.
 
@@ -62,7 +62,7 @@ class SealedHiCache(HiCacheStorage):
         page, config = mem_pool_host.get_dummy_flat_data_page(), self._config
         if not page.numel():
             raise self._of_several_pools("a pool without keys and values")
-        # The pool of the GPU has the dtype of the cache, that of the host bytes for either kind of fp8. From 0.5.22 on
+        # The pool of the GPU has the dtype of the cache, that of the host bytes for either kind of fp8. From 0.5.23 on
         # only the latter is known.
         dtype = str(getattr(getattr(mem_pool_host, "device_pool", None), "dtype", page.dtype))
         if dtype == "torch.uint8":
