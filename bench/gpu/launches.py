@@ -14,9 +14,9 @@ from bench.gpu.gpu import WrongResultError
 from fastrack._crypto.base import HostMemory
 from fastrack._crypto.cobblestone import chunk_nonce
 from fastrack._devices.cuda.link import KEY_SIZE, LINK_CALL, ROW_SIZE, STATE_SIZE
-from fastrack._devices.cuda.paged_table import paged_launches
 from fastrack._devices.cuda.table import TableSegment, pack_table, widening_of
-from fastrack._devices.pages import PagedBlock, Piece
+from fastrack._devices.paged.base import PagedBlock, Piece
+from fastrack._devices.paged.tables import paged_launches
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, ciphertext_size
 
 GOOD = 2**64 - 1

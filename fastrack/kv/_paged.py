@@ -12,10 +12,11 @@ import numpy as np
 
 from fastrack._crypto import derivation
 from fastrack._crypto.message_keys import MessageKeys
-from fastrack._devices.pages import PagedBlock, Pages
+from fastrack._devices.paged.base import PagedBlock, Pages
 from fastrack._keys.keyring import KeyLike
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.fork import per_process
+from fastrack.errors import DeviceError
 from fastrack.format import HEADER_SIZE, NONCE_SIZE, SALT_SIZE
 from fastrack.kv._sealer import REFUSED, BlockContext, BlockSealer
 
@@ -28,39 +29,56 @@ class PagedSealer:
 
     Parameters
     ----------
-    open_pages : callable
-        Opens the paged memory for a thread. It is called twice.
+    pages : Pages
+        The paged memory, which `close` closes.
     key : KeyLike, optional
         As for `BlockSealer`.
     """
 
-    def __init__(self, open_pages: Callable[[], Pages], key: KeyLike | None = None) -> None:
+    def __init__(self, pages: Pages, key: KeyLike | None = None) -> None:
         self.sealer = BlockSealer(key)
-        self._stores, self._loads = open_pages(), open_pages()
+        self._pages = pages
         self._store_thread = per_process(self, "_store_thread", partial(ThreadPoolExecutor, 1, "fastrack-kv-store"))
         self._load_thread = per_process(self, "_load_thread", partial(ThreadPoolExecutor, 1, "fastrack-kv-load"))
 
     def sizes(self) -> Sequence[int]:
         """Return the bytes of plaintext of a block of each group."""
-        return self._stores.sizes()
+        return self._pages.sizes()
 
     def store(
         self, contexts: Sequence[BlockContext], blocks: Sequence[PagedBlock], messages: Sequence[Bytes]
     ) -> Future[list[bool]]:
         """Seal blocks into messages of their sizes, once the caller's work so far is done, and say which are sealed."""
-        return self._store_thread.submit(self._store, contexts, blocks, messages, self._stores.mark())
+        return self._submit(self._store_thread, self._store, contexts, blocks, messages)
 
     def load(
         self, contexts: Sequence[BlockContext], blocks: Sequence[PagedBlock], messages: Sequence[Bytes]
     ) -> Future[list[bool]]:
         """Open messages into blocks, once the caller's work so far is done, and say which are open."""
-        return self._load_thread.submit(self._load, contexts, blocks, messages, self._loads.mark())
+        return self._submit(self._load_thread, self._load, contexts, blocks, messages)
 
     def close(self) -> None:
         """Wait for all blocks, end the threads, and release what the device keeps for them."""
-        for thread, pages in (self._store_thread, self._stores), (self._load_thread, self._loads):
-            thread.shutdown()
-            pages.close()
+        self._store_thread.shutdown()
+        self._load_thread.shutdown()
+        self._pages.close()
+
+    def _submit(
+        self,
+        thread: ThreadPoolExecutor,
+        work: Callable[..., list[bool]],
+        contexts: Sequence[BlockContext],
+        blocks: Sequence[PagedBlock],
+        messages: Sequence[Bytes],
+    ) -> Future[list[bool]]:
+        try:
+            after = self._pages.mark()
+        except DeviceError as error:  # a server goes on without these blocks
+            self.sealer.count("failed", f"blocks were not moved: {type(error).__name__}", len(blocks))
+            failed: Future[list[bool]] = Future()
+            failed.set_result([False] * len(blocks))
+            return failed
+        return thread.submit(work, contexts, blocks, messages, after)
 
     def _store(
         self, contexts: Sequence[BlockContext], blocks: Sequence[PagedBlock], messages: Sequence[Bytes], after: Any
@@ -71,7 +89,7 @@ class PagedSealer:
                 message[:HEADER_SIZE] = 0  # a message that is written by half does not open
             headers = [derivation.new_header(os.urandom(SALT_SIZE)) for _ in blocks]
             self._derive(keys, headers, contexts)
-            self._stores.seal(keys, blocks, [message[HEADER_SIZE:] for message in messages], after)
+            self._pages.seal(keys, blocks, [message[HEADER_SIZE:] for message in messages], after)
             for row, (header, message) in enumerate(zip(headers, messages, strict=True)):
                 message[:HEADER_SIZE] = np.frombuffer(header[:SALT_SIZE] + keys.commitment(row), np.uint8)
         except Exception as error:  # noqa: BLE001 - a server goes on without these blocks
@@ -92,7 +110,7 @@ class PagedSealer:
             is_own = [keys.commitment(row) == header[SALT_SIZE:] for row, header in enumerate(headers)]
             for row in [row for row, each in enumerate(is_own) if not each]:
                 keys.put(row, bytearray(os.urandom(keys.bits[row] // 8 + NONCE_SIZE)))  # no tag is right: it is cleared
-            is_open = self._loads.open(keys, blocks, [message[HEADER_SIZE:] for message in messages], after)
+            is_open = self._pages.open(keys, blocks, [message[HEADER_SIZE:] for message in messages], after)
         except Exception as error:  # noqa: BLE001 - a server computes these blocks anew
             self.sealer.count("failed", f"blocks were not loaded: {type(error).__name__}", len(blocks))
             return [False] * len(blocks)

@@ -23,8 +23,8 @@ from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.worker.gpu_worker import Worker
 
 from fastrack._crypto.engine import get_engine
-from fastrack._devices.host_pages import HostPages
-from fastrack._devices.pages import PagedBlock, Pages, Piece
+from fastrack._devices.paged.base import PagedBlock, Pages, Piece
+from fastrack._devices.paged.host import HostPages
 from fastrack._keys.keyring import sealing_key
 from fastrack._patches.attributes import replace
 from fastrack._tensors.arrays import Bytes, empty_bytes
@@ -98,7 +98,7 @@ class SealedWorker(OffloadingWorker):
         """Seal the blocks of these caches from now on; without any, those of before, at the addresses of now."""
         self.release()
         self._caches = caches or self._caches
-        paged = PagedSealer(functools.partial(pages_of, self._caches), self._key)
+        paged = PagedSealer(pages_of(self._caches), self._key)
         self._sizes, room = paged.sizes(), self._spec.config.worker_kv_bytes_per_block
         if message_size(max(self._sizes)) > room:
             paged.close()
@@ -212,7 +212,7 @@ def pages_of(caches: CanonicalKVCaches) -> Pages:
     if device.type == "cpu" and not others:
         return HostPages(groups, get_engine())
     if device.type == "cuda" and not others:
-        pages: Pages = import_module("fastrack._devices.cuda.pages").CudaPages.open(str(device), groups)
+        pages: Pages = import_module("fastrack._devices.paged.cuda").CudaPages.on(str(device), groups, arrays[0])
         return pages
     got = ", ".join(sorted(map(str, [device, *others])))
     raise DeviceError(

@@ -16,8 +16,8 @@ from fastrack import DeviceError
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.cuda.device import CudaDevice
-from fastrack._devices.cuda.pages import CudaPages
-from fastrack._devices.pages import PagedBlock, Piece
+from fastrack._devices.paged.base import PagedBlock, Piece
+from fastrack._devices.paged.cuda import CudaPages
 from fastrack.format import SEALED_CHUNK_SIZE, ciphertext_size
 
 EVERY = (*MODES, "held")

@@ -6,8 +6,8 @@ from helpers.fake_kernels import paged_chunks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastrack._devices.cuda.paged_table import MAX_BLOCKS, paged_launches
-from fastrack._devices.pages import PagedBlock, Piece
+from fastrack._devices.paged.base import PagedBlock, Piece
+from fastrack._devices.paged.tables import MAX_BLOCKS, paged_launches
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, ciphertext_size
 
 sizes = st.sampled_from([16, 48, 512, 4096, 18432, CHUNK_SIZE, 2 * CHUNK_SIZE]) | st.integers(1, 1500).map(

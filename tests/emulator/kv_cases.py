@@ -10,8 +10,8 @@ from helpers.paged import LAYOUTS, pieces_of
 from emulator.__main__ import emulator
 from fastrack import Key
 from fastrack._devices import open_device
-from fastrack._devices.cuda.pages import CudaPages
-from fastrack._devices.pages import PagedBlock, Piece
+from fastrack._devices.paged.base import PagedBlock, Piece
+from fastrack._devices.paged.cuda import CudaPages
 from fastrack.format import HEADER_SIZE, SEALED_CHUNK_SIZE, message_size
 from fastrack.kv import BlockContext, BlockSealer
 from fastrack.kv._paged import PagedSealer
@@ -34,7 +34,7 @@ class PagedCache:
             groups_of_pieces.append(pieces)
         self.fill()
         pages = CudaPages(device.resources, groups_of_pieces, self.arrays[0], 4 * SEALED_CHUNK_SIZE)
-        self.sealer = PagedSealer(lambda: pages, key)
+        self.sealer = PagedSealer(pages, key)
         self.blocks = [PagedBlock(group, number) for number in range(BLOCKS) for group in range(len(groups))]
         layout = repr(groups)
         self.contexts = [BlockContext("m@1", layout, f"{rank}.{group}", bytes([n]), "a") for group, n in self.blocks]

@@ -13,9 +13,9 @@ from helpers.kernel_host import CALL, GOOD, TICKET, read_only, verdict_of, verdi
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
 from helpers.runs import flip
 
-from fastrack._devices.cuda.paged_table import paged_launches
 from fastrack._devices.cuda.table import name_of
-from fastrack._devices.pages import PagedBlock, Piece
+from fastrack._devices.paged.base import PagedBlock, Piece
+from fastrack._devices.paged.tables import paged_launches
 
 TOTAL, GUARD = 5, 0xA5  # blocks of an array, and what buffers hold before
 APART, BLOCKS_FIRST, PIECES_FIRST = LAYOUTS = "apart", "blocks first", "pieces first"

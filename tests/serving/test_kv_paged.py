@@ -8,8 +8,8 @@ import pytest
 
 from fastrack import Key
 from fastrack._crypto.engine import get_engine
-from fastrack._devices.host_pages import HostPages
-from fastrack._devices.pages import PagedBlock, Piece
+from fastrack._devices.paged.base import PagedBlock, Piece
+from fastrack._devices.paged.host import HostPages
 from fastrack.errors import DeviceError
 from fastrack.format import HEADER_SIZE, message_size
 from fastrack.kv import BlockContext, BlockSealer
@@ -31,7 +31,7 @@ class Server:
             [Piece(each.ctypes.data, each.strides[0], each.shape[1]) for each in (self.keys, self.values)],
             [Piece(self.packed[:, layer].ctypes.data, self.packed.strides[0], 48) for layer in (2, 0)],
         ]
-        self.paged = PagedSealer(lambda: pages(self.groups, get_engine(threads=1)), key)
+        self.paged = PagedSealer(pages(self.groups, get_engine(threads=1)), key)
 
     def plain(self, block):
         if block.group:
@@ -168,7 +168,7 @@ def test_no_plaintext_stays_in_memory_that_blocks_pass_through(server):
     messages = server.messages(ALL)
     server.paged.store(CONTEXTS, ALL, messages).result()
     server.paged.load(CONTEXTS, ALL, messages).result()
-    memories = [pages._memory for pages in (server.paged._stores, server.paged._loads)]
+    memories = server.paged._pages._memory.values()
     assert all(memory.any() for memory in memories)
     server.paged.close()
     assert not any(memory.any() for memory in memories)

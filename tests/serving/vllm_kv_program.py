@@ -245,8 +245,8 @@ def tiers(folder):
         def seal_run(self, schedule, source, target, first):
             target[: source.size] = source
 
-    engine = server.worker._paged._stores._engine
-    server.worker._paged._stores._engine = Copies()
+    engine = server.worker._paged._pages._engine
+    server.worker._paged._pages._engine = Copies()
     for seed in range(20, 24):
         server.ask(prompts(seed=seed), tokens=2)
     found["control"] = searched(server, folder)

@@ -31,9 +31,9 @@ from fastrack._devices.cuda.gather_plan import align
 from fastrack._devices.cuda.host_memory import staging_memory
 from fastrack._devices.cuda.launches import SPREAD
 from fastrack._devices.cuda.link import Wrapped, wrapped_size
-from fastrack._devices.cuda.paged_table import paged_launches
 from fastrack._devices.cuda.recorder import MOST_CALLS, SPIN, TOLD_SIZE, Resources, wait_for
-from fastrack._devices.pages import PagedBlock, Piece
+from fastrack._devices.paged.base import PagedBlock, Piece
+from fastrack._devices.paged.tables import paged_launches
 from fastrack.errors import DeviceError
 from fastrack.format import ciphertext_size
 
@@ -96,10 +96,10 @@ class CudaPages:
         self, keys: MessageKeys, blocks: Sequence[PagedBlock], sealed: Sequence[Bytes], after: Event
     ) -> list[bool]:
         good = self._run(_Restoring, keys, blocks, sealed, after)
-        self.clear([block for block, is_good in zip(blocks, good, strict=True) if not is_good], after)
+        self._clear([block for block, is_good in zip(blocks, good, strict=True) if not is_good], after)
         return good
 
-    def clear(self, blocks: Sequence[PagedBlock], after: Event) -> None:
+    def _clear(self, blocks: Sequence[PagedBlock], after: Event) -> None:
         if not blocks:
             return
         self._pipeline.require_usable()

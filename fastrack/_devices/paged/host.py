@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fastrack._crypto.base import Bytes, Engine, address
 from fastrack._crypto.message_keys import MessageKeys
-from fastrack._devices.pages import PagedBlock, Piece
+from fastrack._devices.paged.base import PagedBlock, Piece
 from fastrack._tensors.arrays import empty_bytes
 
 
@@ -16,7 +16,7 @@ class HostPages:
 
     def __init__(self, groups: Sequence[Sequence[Piece]], engine: Engine) -> None:
         self._groups, self._engine = groups, engine
-        self._memory = empty_bytes(max(self.sizes()))
+        self._memory = {way: empty_bytes(max(self.sizes())) for way in ("seal", "open")}
 
     def sizes(self) -> Sequence[int]:
         """Return the bytes of plaintext of a block of each group."""
@@ -28,7 +28,7 @@ class HostPages:
     def seal(self, keys: MessageKeys, blocks: Sequence[PagedBlock], sealed: Sequence[Bytes], after: None) -> None:
         """Seal blocks, block `i` under key `i` into `sealed[i]`."""
         for row, (block, target) in enumerate(zip(blocks, sealed, strict=True)):
-            memory = self._memory[: self._size(block)]
+            memory = self._memory["seal"][: self._size(block)]
             end = address(memory)
             for piece in self._groups[block.group]:
                 ctypes.memmove(end, piece.address + block.number * piece.stride, piece.size)
@@ -47,7 +47,7 @@ class HostPages:
         ]
 
     def _open(self, keys: MessageKeys, row: int, block: PagedBlock, source: Bytes) -> bool:
-        memory = self._memory[: self._size(block)]
+        memory = self._memory["open"][: self._size(block)]
         schedule = self._engine.expand_key(key := keys.key(row))
         key.wipe()
         try:
@@ -64,7 +64,8 @@ class HostPages:
 
     def close(self) -> None:
         """Overwrite the memory that blocks pass through."""
-        self._memory.fill(0)
+        for memory in self._memory.values():
+            memory.fill(0)
 
     def _size(self, block: PagedBlock) -> int:
         return sum(piece.size for piece in self._groups[block.group])

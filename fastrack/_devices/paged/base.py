@@ -34,7 +34,7 @@ class Pages(Protocol):
     """The blocks of a server's arrays on a device, in groups whose blocks have the same pieces.
 
     The plaintext of a block is its pieces, one after the other, in the order of its group. Its ciphertext is a message
-    without its header: chunks, each with its tag. One thread at a time may call these methods.
+    without its header: chunks, each with its tag. Two threads may use this: one that seals, and one that opens.
     """
 
     def sizes(self) -> Sequence[int]:
@@ -56,9 +56,6 @@ class Pages(Protocol):
         A block with a wrong tag, and each block if a part of the work was lost, holds zeros only. Raise DeviceError if
         the device failed: then nothing is known of any of their places.
         """
-
-    def clear(self, blocks: Sequence[PagedBlock], after: Any) -> None:
-        """Overwrite blocks with zeros, once the work before the mark `after` is done."""
 
     def close(self) -> None:
         """Wipe and release what the device keeps for this. The arrays are the server's."""

@@ -11,7 +11,7 @@ from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple
 
-from fastrack._devices.pages import PagedBlock, Piece
+from fastrack._devices.paged.base import PagedBlock, Piece
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, chunk_count, ciphertext_size
 
 MAX_PIECES: Final = 128  # of a launch; the parameters of a kernel take 4096 bytes at most

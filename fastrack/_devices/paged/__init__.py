@@ -1,0 +1,1 @@
+"""Paged memory of devices: KV caches of servers, whose blocks lie in pieces."""
