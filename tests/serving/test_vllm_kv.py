@@ -249,3 +249,33 @@ def started(folder, transfer, **options):
 def test_settings_that_would_let_a_bad_block_pass_are_refused_at_the_start(folder, transfer, changes, options, named):
     with pytest.raises(ValueError, match=named):
         started(folder, transfer(**changes), **options)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_pages_are_those_of_the_device_of_the_caches_and_other_devices_are_named(monkeypatch):
+    import types
+
+    import torch
+    from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
+
+    from fastrack.kv import _vllm_worker
+
+    def caches(*arrays):
+        tensors = [CanonicalKVCacheTensor(each, 64) for each in arrays]
+        return CanonicalKVCaches(tensors, [[CanonicalKVCacheRef(0, 48)], [CanonicalKVCacheRef(0, 64)]])
+
+    array = torch.zeros(4, 64, dtype=torch.int8)
+    assert _vllm_worker.pages_of(caches(array)).sizes() == [48, 64]
+    with pytest.raises(fastrack.DeviceError, match="got them on meta"):
+        _vllm_worker.pages_of(caches(array.to("meta")))
+    with pytest.raises(fastrack.DeviceError, match="got them on cpu, meta"):
+        _vllm_worker.pages_of(caches(array, array.to("meta")))
+    # In place of a CUDA device: what is asked of an array, and the module of that device's pages.
+    stand_in = types.SimpleNamespace(
+        device=torch.device("cuda:1"), data_ptr=lambda: 4096, stride=lambda _: 64, element_size=lambda: 1
+    )
+    module = types.SimpleNamespace(CudaPages=types.SimpleNamespace(on=lambda *arguments: arguments))
+    monkeypatch.setattr(_vllm_worker, "import_module", {"fastrack._devices.paged.cuda": module}.__getitem__)
+    device, groups, of_caller = _vllm_worker.pages_of(caches(stand_in))
+    assert (device, of_caller) == ("cuda:1", stand_in)
+    assert groups == [[(4096, 64, 48)], [(4096, 64, 64)]]
