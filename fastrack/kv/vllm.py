@@ -158,8 +158,8 @@ class SealedManager(TieringOffloadingManager):
     def take(cls, manager: TieringOffloadingManager) -> SealedManager:
         """Return a manager that vLLM has made, as one of this class: its spec makes it with all its tiers."""
         taken: Any = manager
-        taken.__class__ = cls
         taken.failed, taken.spoiled, taken.epoch = set(), set(), (os.urandom(16).hex(), 0)
+        taken.__class__ = cls  # last: vLLM 0.33 may have a thread that uses it already
         return cast("SealedManager", taken)
 
     def lookup(self, key: Any, req_context: ReqContext, **options: Any) -> LookupResult:
