@@ -1,6 +1,7 @@
 """Loaders, files, models, checkpoints and vaults on a GPU, by torch. ``--gpu cpu`` tries the tests."""
 
 import copy
+import time
 
 import numpy as np
 import pytest
@@ -8,6 +9,13 @@ from helpers.tampering import tampered
 
 import fastrack
 from fastrack import AuthenticationError, Key
+from fastrack._crypto.engine import get_engine
+from fastrack._devices.paged.base import PagedBlock, Piece
+from fastrack._devices.paged.cuda import CudaPages
+from fastrack._devices.paged.host import HostPages
+from fastrack.format import message_size
+from fastrack.kv import BlockContext
+from fastrack.kv._paged import PagedSealer
 
 torch = pytest.importorskip("torch")
 
@@ -157,3 +165,30 @@ def test_a_training_loop_learns_there_what_it_learns_with_plain_batches(where, k
                 losses[name].append(loss.item())
     assert losses["plain"] == pytest.approx(losses["sealed"], rel=1e-4)
     assert losses["sealed"][-1] < losses["sealed"][0]
+
+
+@pytest.mark.parametrize(("layers", "size"), [(32, 16384), (160, 1024)])  # the latter have too many pieces for a launch
+def test_blocks_of_a_paged_cache(where, key, layers, size, record_property):
+    arrays = [torch.randint(-128, 128, (40, 2, size), dtype=torch.int8, device=where) for _ in range(layers)]
+    pieces = [Piece(each.data_ptr() + part * size, 2 * size, size) for each in arrays for part in (0, 1)]
+    pages = HostPages([pieces], get_engine()) if where == "cpu" else CudaPages.on(where, [pieces], arrays[0])
+    blocks = [PagedBlock(0, number) for number in range(0, 40, 2)]
+    contexts = [BlockContext("m@1", "int8", "0 of 1", bytes([block.number])) for block in blocks]
+    messages = [np.zeros(message_size(pages.sizes()[0]), np.uint8) for _ in blocks]
+    before, paged = [each.cpu() for each in arrays], PagedSealer(pages, key)
+    for turn in ("first", "second"):
+        start = time.perf_counter()
+        assert all(paged.store(contexts, blocks, messages).result())
+        record_property(f"{turn} store, GB/s", sum(map(len, messages)) / 1e9 / (time.perf_counter() - start))
+        for each in arrays:
+            each[::2].zero_()
+        start = time.perf_counter()
+        assert all(paged.load(contexts, blocks, messages).result())
+        record_property(f"{turn} load, GB/s", sum(map(len, messages)) / 1e9 / (time.perf_counter() - start))
+        assert all(torch.equal(each.cpu(), old) for each, old in zip(arrays, before, strict=True))
+    messages[7][-30] ^= 1
+    assert paged.load(contexts, blocks, messages).result() == [number != 7 for number in range(len(blocks))]
+    for each, old in zip(arrays, before, strict=True):
+        assert not each[14].any()
+        assert torch.equal(torch.cat([each[:14], each[15:]]).cpu(), torch.cat([old[:14], old[15:]]))
+    paged.close()
