@@ -24,7 +24,6 @@ _registry.COMPILERS |= {
 _registry.WRAPPED |= {
     "load": "_keys.wrapped:WrappedKey.load",
     "id": "_keys.wrapped:wrapped_key_id",
-    "source": "_keys.wrapped:open_source",
 }
 _registry.REMOTE |= {"open": "_remote.remote_file:open_remote", "new": "_remote.upload:new_object"}
 _registry.METHODS["to"] = "_transfer.api:to_device"
@@ -53,8 +52,7 @@ _registry.PICKLED |= {
     "TensorBox": "_sealed.tensor:restore_box",
     "TensorRows": "_sealed.tensor:TensorRows",
 }
-_registry.KEY_SOURCES |= {
-    ".grants": "_keys.grants:open_with_environment",
+_registry.WRAPPERS |= {
     "pkcs11": "providers._pkcs11:Pkcs11",
     "tpm": "providers._tpm:Tpm",
     "passphrase": "providers._passphrase:Passphrase",
@@ -62,6 +60,10 @@ _registry.KEY_SOURCES |= {
     "aws-kms": "providers._aws:AwsKms",
     "gcp-kms": "providers._gcp:GcpKms",
     "azure-keyvault": "providers._azure:AzureKeyVault",
+}
+_registry.KEY_SOURCES |= {
+    **dict.fromkeys(_registry.WRAPPERS, "_keys.wrapped:open_source"),
+    ".grants": "_keys.grants:open_with_environment",
 }
 _registry.IRREPLACEABLE |= {
     "a key": rb"# fastrack key\b|fastrack-key-1:",

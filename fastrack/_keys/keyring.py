@@ -24,7 +24,7 @@ from fastrack._keys.keys import Key, key_file_id
 from fastrack._util.fork import per_process
 from fastrack._util.key_text import looks_secret
 from fastrack._util.public import public
-from fastrack._util.registry import KEY_SOURCES, WRAPPED, find, is_scheme
+from fastrack._util.registry import KEY_SOURCES, WRAPPED, find
 from fastrack.errors import UnknownKeyError
 
 KEY_FILE_VARIABLE = "FASTRACK_KEY_FILE"
@@ -468,8 +468,8 @@ def _opener(source: str | os.PathLike[str]) -> Callable[[], Key | object] | None
 
 
 def _find_scheme(scheme: str) -> Callable[[str], object] | None:
-    if is_scheme(scheme):
-        return find(WRAPPED["source"])  # type: ignore[no-any-return]
+    if scheme in KEY_SOURCES:
+        return find(KEY_SOURCES[scheme])  # type: ignore[no-any-return]
     from importlib.metadata import entry_points  # deferred: it imports email, which takes some milliseconds
 
     for entry in entry_points(group=ENTRY_POINTS, name=scheme):

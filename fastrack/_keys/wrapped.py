@@ -26,7 +26,7 @@ from fastrack._documents.fields import (
     write_members,
 )
 from fastrack._keys.keys import Key
-from fastrack._util.registry import KEY_SOURCES, find, is_scheme
+from fastrack._util.registry import WRAPPERS, find
 from fastrack._util.regular_file import open_regular
 from fastrack._util.rights import new_own_file, open_own
 from fastrack.errors import FormatError, ProviderError, UnknownKeyError
@@ -293,14 +293,14 @@ def open_wrapper(uri: str) -> KeyWrapper:
     <Tpm sha256:0,7>
     """
     scheme, colon, _ = uri.partition(":")
-    if not colon or not is_scheme(scheme):
-        schemes = ", ".join(filter(is_scheme, KEY_SOURCES))
+    if not colon or scheme not in WRAPPERS:
+        schemes = ", ".join(WRAPPERS)
         raise ValueError(f"expected a URI that begins with one of {schemes} and a colon, got another text")
     return _wrapper_class(scheme).from_uri(uri)
 
 
 _FIELDS: Fields = {
-    "provider": checked(lambda name: isinstance(name, str) and is_scheme(name), "a kind of wrapper"),
+    "provider": checked(lambda name: isinstance(name, str) and name in WRAPPERS, "a kind of wrapper"),
     "algorithm": _NAME,
     "key": ID.of("key_id"),
     "bits": BITS,
@@ -372,5 +372,5 @@ def require_algorithm(wrapped: WrappedKey, *expected: str) -> str:
 
 
 def _wrapper_class(provider: str) -> type[KeyWrapper]:
-    wrapper_class: type[KeyWrapper] = find(KEY_SOURCES[provider])
+    wrapper_class: type[KeyWrapper] = find(WRAPPERS[provider])
     return wrapper_class

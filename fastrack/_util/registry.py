@@ -13,7 +13,10 @@ PICKLED: dict[str, str] = {}
 """Names in pickles, each with the function or class that is called with the pickled values."""
 
 KEY_SOURCES: dict[str, str] = {}
-"""Suffixes of key files, with the functions that open them, and schemes of key wrappers, with their classes."""
+"""Suffixes of key files, and schemes of texts such as ``kbs:///...``, with the functions that open their keys."""
+
+WRAPPERS: dict[str, str] = {}
+"""Schemes of key wrappers, which are their providers in wrapped key files, with their classes."""
 
 COMPILERS: dict[str, str] = {}
 """Functions that make machine code: the module in this process, and the parts that a device adds to it."""
@@ -29,7 +32,7 @@ The first member or line of such a file names its kind; in a signed envelope the
 
 
 WRAPPED: dict[str, str] = {}
-"""Functions of wrapped keys: "load" reads a file, "id" the id of its key, and "source" opens ``URI#PATH``."""
+"""Functions of wrapped keys: "load" reads a file, and "id" the id of its key."""
 
 REMOTE: dict[str, str] = {}
 """Functions of files on servers: "open" opens one as a storage, and "new" begins one."""
@@ -38,11 +41,6 @@ REMOTE: dict[str, str] = {}
 def module_of(place: str) -> str:
     """Return the whole name of the module of an object that a value of a table names."""
     return f"fastrack.{place.partition(':')[0]}"
-
-
-def is_scheme(name: str) -> bool:
-    """Return whether a name is the scheme of a wrapper, and so its provider in wrapped key files."""
-    return name in KEY_SOURCES and not name.startswith(".")
 
 
 def find(place: str) -> Any:

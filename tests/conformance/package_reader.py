@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import load_der_private_key
 import fastrack
 from fastrack import attest, errors, tour
 from fastrack._crypto.engine import get_engine
-from fastrack._keys.wrapped import KEY_SOURCES, find, require_algorithm
+from fastrack._keys.wrapped import WRAPPERS, find, require_algorithm
 from fastrack._samples import blocks, stored
 from fastrack._sealed.file_header import GUARD
 from fastrack.distributed._session import LATER_SIZE, GroupSession, Route
@@ -210,7 +210,7 @@ class _Stand(KeyWrapper):
 
 def _wrapped(case, _):
     wrapped = WrappedKey.from_bytes(case.payload)
-    provider = find(KEY_SOURCES[wrapped.provider])
+    provider = find(WRAPPERS[wrapped.provider])
     provider.from_wrapped(wrapped)  # which refuses parameters
     constants = provider._decrypt.__globals__  # as `_decrypt` asks for them, which needs a token or a service
     require_algorithm(wrapped, *(constants.get("_ALGORITHMS") or [constants["_ALGORITHM"]]))
