@@ -61,10 +61,8 @@ _registry.WRAPPERS |= {
     "gcp-kms": "providers._gcp:GcpKms",
     "azure-keyvault": "providers._azure:AzureKeyVault",
 }
-_registry.KEY_SOURCES |= {
-    **dict.fromkeys(_registry.WRAPPERS, "_keys.wrapped:open_source"),
-    ".grants": "_keys.grants:open_with_environment",
-}
+_registry.KEY_SOURCES |= dict.fromkeys(_registry.WRAPPERS, "_keys.wrapped:open_source")
+_registry.KEY_SOURCES |= {".grants": "_keys.grants:open_with_environment", "kbs": "providers._kbs:KbsResource"}
 _registry.IRREPLACEABLE |= {
     "a key": rb"# fastrack key\b|fastrack-key-1:",
     "the secret key of a key pair": rb"# fastrack secret key\b|fastrack-secret-1:",

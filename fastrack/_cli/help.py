@@ -19,6 +19,7 @@ Name a key by its source, with --key or in FASTRACK_KEY_FILE; never by the key i
   PATH  a key file, a folder of them, or a .grants file
   -  standard input
   fd:N  a file descriptor
+  kbs:///REPOSITORY/TYPE/TAG  a resource of a Key Broker Service, by the Confidential Data Hub of this guest
   SCHEME:REST  an installed key provider, such as pkcs11:
 
 `fastrack keygen owner.key` makes one; with --passphrase, owner.key.wrapped. Keep a copy: without it, what it seals \
@@ -67,6 +68,7 @@ Variables that fastrack reads:
   FASTRACK_PKCS11_MODULE  the module of a token
   FASTRACK_PKCS11_PIN  the PIN of a token
   FASTRACK_PKCS11_TRY  low or final, to send it after a wrong one, or though it is the last try
+  CDH_ADDR  the Confidential Data Hub, if not at http://127.0.0.1:8006
   NO_COLOR, FORCE_COLOR  no colours for what failed, or colours in files and pipes too
   COLUMNS  the width of text, where standard output is no terminal""",
     "completion": """\

@@ -392,9 +392,10 @@ class Grants:
 NO_ID = "0" * 32  # of a passphrase
 
 
-def open_with_environment(path: str | os.PathLike[str]) -> KeyRing:
+def open_with_environment(path: str | os.PathLike[str], content: bytes | None = None) -> KeyRing:
     """Unlock a grants file with the identity and the owner's public key that the environment names.
 
+    Its `content`, if it is given, came from elsewhere, which `path` names in errors.
     Raise UnknownKeyError if a variable is not set, and the errors of `Grants.load`, `Grants.unlock`, `Identity.load`
     and `Verifier.load`.
     """
@@ -405,7 +406,8 @@ def open_with_environment(path: str | os.PathLike[str]) -> KeyRing:
             f"{path} holds grants: set {' and '.join(missing)}. {IDENTITY_VARIABLE} names the secret file of a "
             f"recipient, and {OWNER_VARIABLE} the public file of the owner"
         )
-    grants = Grants.load(path, owner=Verifier.load(paths[OWNER_VARIABLE] or ""))
+    owner = Verifier.load(paths[OWNER_VARIABLE] or "")
+    grants = Grants.from_bytes(_read(path) if content is None else content, owner=owner, source=str(path))
     return grants.unlock(Identity.load(paths[IDENTITY_VARIABLE] or ""))
 
 

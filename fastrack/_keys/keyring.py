@@ -77,8 +77,8 @@ KeySource: TypeAlias = Union[
 """The type of ``keys=``.
 
 A key; a provider, a function or a mapping that finds keys by id; the path of a key file or of a folder of key
-files; ``-`` for standard input; ``fd:N`` for a file descriptor; ``scheme:rest`` for a provider by its scheme; or an
-iterable of these.
+files; ``-`` for standard input; ``fd:N`` for a file descriptor; ``scheme:rest`` for a provider by its scheme, such as
+``kbs:///models/key/owner``; or an iterable of these.
 """
 KeyLike: TypeAlias = Key | KeyProvider | str | os.PathLike[str]
 """The type of ``key=``: a key, or a source of keys that knows which key seals."""

@@ -1,4 +1,4 @@
-"""Post documents to a service over HTTPS, within a time limit."""
+"""Exchange documents with a service over HTTPS, within a time limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = 1000  # characters of a service's reason shown in a message
 
 
 class Service:
-    """A service that documents are posted to, by its address ``https://HOST:PORT``. `name` stands for it in errors.
+    """A service that has documents, by its address ``https://HOST:PORT``. `name` stands for it in errors.
 
     `ca` has the trusted certificates, by default the system's; `certificate` and `private_key` are the client's own, if
     the service asks for them. `action` is what the address is for, in the ValueError for one that is not allowed.
@@ -55,7 +55,16 @@ class Service:
         The content has at most a byte more than `limit`, or than an error may have. No proxy is asked, and no redirect
         followed.
         """
-        address, headers = self.address._replace(path=path), {"Content-Type": "application/json"}
+        return self._exchange(path, {"Content-Type": "application/json"}, body, limit, end)
+
+    def get(self, path: str, *, limit: int, end: float) -> tuple[int, bytes]:
+        """Ask for a document, and return what `post` returns, by the same rules."""
+        return self._exchange(path, {}, None, limit, end)
+
+    def _exchange(
+        self, path: str, headers: dict[str, str], body: bytes | None, limit: int, end: float
+    ) -> tuple[int, bytes]:
+        address = self.address._replace(path=path)
         message = f"asking {self._name} at {address.netloc} failed: expected an answer"
         connection = Connection(address, max(end - time.monotonic(), 0.001), self._tls, is_direct=True)
         try:
