@@ -15,7 +15,8 @@ import fastrack
 from fastrack import AuthenticationError, DeviceError
 from fastrack._crypto.cobblestone import segment_size
 from fastrack._devices.base import BAD_PLAN, NO_VERDICT, BadChunk, Segment, Slab
-from fastrack._devices.cuda import buffers, launches, link, nvrtc, table
+from fastrack._devices.cuda import launches, link, nvrtc, table
+from fastrack._devices.paged import cuda as paged
 from fastrack.format import CHUNK_SIZE
 
 KEY, SHORT = Opened.KEY, Opened.SHORT
@@ -41,7 +42,7 @@ def same(found, expected):
 def test_the_host_knows_the_sizes_of_the_kernels():
     constants = nvrtc.find_kernels().constants
     assert (constants["KEY_BYTES"], constants["ROW_BYTES"]) == (link.KEY_SIZE, link.ROW_SIZE)
-    assert (constants["STATE_BYTES"], constants["VERDICT_BYTES"]) == (link.STATE_SIZE, buffers.VERDICT_SIZE)
+    assert (constants["STATE_BYTES"], constants["VERDICT_BYTES"]) == (link.STATE_SIZE, paged.VERDICT_SIZE)
     assert (constants["SEGMENTS"], constants["WIDENINGS"]) == (table.MAX_SEGMENTS, table.MAX_WIDENINGS)
 
 

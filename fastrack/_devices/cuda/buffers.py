@@ -23,8 +23,7 @@ from fastrack.errors import DeviceError
 
 GOOD = 2**64 - 1  # the verdict on messages without a bad chunk
 _UNKNOWN = 0  # no ticket: that of a verdict which has not arrived
-VERDICT_SIZE = 40  # bytes: `Verdict` in ``kernels/verdict.cuh``
-_PLACE_SIZE = 64  # bytes from one to the next: behind it there is a bit for each of `SPREAD` blocks of a paged array
+_PLACE_SIZE = 64  # bytes for a verdict: `Verdict` in ``kernels/verdict.cuh``, and a bit for each of `SPREAD` blocks
 _READ_SIZE = 24  # bytes of these that the host reads
 _PER_ALLOCATION = 32  # states of a single message
 _READ_EVERY = 0.005  # seconds: verdicts on calls that follow one another are downloaded together

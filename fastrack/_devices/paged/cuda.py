@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from fastrack._crypto.base import Bytes
 from fastrack._crypto.message_keys import MessageKeys
-from fastrack._devices.cuda.buffers import GOOD, VERDICT_SIZE, CudaStagingBuffer
+from fastrack._devices.cuda.buffers import GOOD, CudaStagingBuffer
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Event
 from fastrack._devices.cuda.gather_plan import align
@@ -40,6 +40,7 @@ from fastrack.format import ciphertext_size
 _SLAB = 32 << 20  # bytes: each copy has a toll in confidential mode
 _DEPTH = 3  # slabs: one is worked on, one is copied by the bus, and one by the host
 _ROOM = 256 + wrapped_size(SPREAD)  # bytes of a buffer for what is told of a slab, and for keys
+VERDICT_SIZE = 40  # bytes: `Verdict` in ``kernels/verdict.cuh``
 _READ_SIZE = VERDICT_SIZE + SPREAD // 8  # bytes: the verdict on a call, and a bit for each block
 
 
