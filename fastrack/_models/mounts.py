@@ -21,7 +21,7 @@ from fastrack._models.safe_open import Source, framework_of, read_source, safe_o
 from fastrack._patches.safetensors import add_handler
 from fastrack._sealed.file_header import encode_header, parse_header
 from fastrack._sets.entries import PlainEntry, SealedEntry
-from fastrack._sets.folder import SAFETENSORS, SealedFolder, open_folder, own_tensors
+from fastrack._sets.folder import SAFETENSORS, SealedFolder, compare_index, open_folder, own_tensors
 from fastrack._sets.folder_writer import write_unsealed
 from fastrack._transfer.api import to_device
 from fastrack._util.endings import remove_own
@@ -86,7 +86,7 @@ def mount_folder(
     OSError
         If a file cannot be read, at the end of the block too, or if a library saves weights to the folder.
     UnknownKeyError, FormatError, SignatureError
-        As from `load_folder`.
+        As from `load_folder`; also if an index of shards does not fit these.
 
     Examples
     --------
@@ -145,6 +145,7 @@ class Mount:
             if name in hidden or not is_known or (_is_code(name) and not code):
                 continue
             content = stub if is_weights else self.folder.read(name)
+            compare_index(self.folder, name, content)
             if _is_configuration(name):
                 content = confine(content, self.folder.place(name))
             path = self.path / name

@@ -19,8 +19,8 @@ from fastrack._keys.keys import Key
 from fastrack._patches.safetensors import add_handler
 from fastrack._protect.safetensors_files import describe
 from fastrack._sealed.file_header import encode_header
-from fastrack._sets.folder import SAFETENSORS
-from fastrack._sets.folder_writer import FolderIndex, files_to_seal, plain_files
+from fastrack._sets.folder import SAFETENSORS, names_before
+from fastrack._sets.folder_writer import FolderIndex, compare_indexes, files_to_seal, plain_files
 from fastrack._util.endings import remove_own, report_at_end
 from fastrack._util.locations import locate_local
 from fastrack._util.new_folder import new_folder
@@ -66,7 +66,8 @@ def write_folder(
         other functions than those of safetensors. What it held was on a disk unencrypted until then. Also if `plain`
         names no file.
     FormatError
-        If tensors cannot be sealed, or a file has a name that `seal_folder` refuses, or is a link that leads outside.
+        If tensors cannot be sealed, or a file has a name that `seal_folder` refuses, or is a link that leads outside;
+        or an index of shards does not fit these.
     OSError
         If a file cannot be written, or `target` exists. No part of `target` is left behind then.
 
@@ -145,6 +146,8 @@ class _Draft:
                 f"got {', '.join(map(repr, sorted(other))) or 'none':.300}. Let the library save with safetensors, and "
                 "name what else may stay plain with plain="
             )
+        headers = {name: self.sealed[stub][1] for name, stub in stubs.items()}
+        compare_indexes(self._path, files, lambda name: names_before(headers.get(name), files[name]))
         index, left = FolderIndex(self._folder), Counter(stubs.values())
         for name, path in files.items():
             if name in stubs:

@@ -23,6 +23,7 @@ from fastrack._sets.anchor import Anchor
 from fastrack._sets.entries import Entry, PlainEntry, SealedEntry, walk
 from fastrack._sets.load_file import load_file
 from fastrack._sets.manifest import parse_entry
+from fastrack._sets.weight_maps import compare_shards, is_weight_map
 from fastrack._tensors import dtypes
 from fastrack._util.locations import Location, join, locate
 from fastrack._util.public import public
@@ -237,7 +238,7 @@ class SealedFolder:
         Raises
         ------
         FormatError
-            If there are none, or two files have a tensor of one name.
+            If there are none, or two files have a tensor of one name; or the index and the shards do not fit.
         RollbackError, AuthenticationError, OSError
             As from `open` and `read`.
         """
@@ -274,7 +275,7 @@ class SealedFolder:
             error: Exception | None = None
             try:
                 if isinstance(entry, PlainEntry):
-                    self.read(name)
+                    compare_index(self, name, self.read(name))
                     if progress is not None:
                         progress(entry.size)
                 else:
@@ -339,7 +340,8 @@ class SealedFolder:
 
     def _shards(self, prefix: str, index: str) -> list[str]:
         try:
-            shards = sorted({prefix + shard for shard in json.loads(self.read(index))["weight_map"].values()})
+            content = self.read(index)
+            shards = sorted({prefix + shard for shard in json.loads(content)["weight_map"].values()})
             if not all(isinstance(self.files[shard], SealedEntry) for shard in shards):
                 raise KeyError("a shard that is not sealed")  # noqa: TRY301 - told below
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -347,6 +349,7 @@ class SealedFolder:
                 f"{self.place(index)}: expected a weight_map with names of sealed files in {INDEX}, got another: "
                 f"{error!s:.200}. Get the folder again from its owner"
             ) from None
+        compare_index(self, index, content)
         return shards
 
     @contextlib.contextmanager
@@ -369,6 +372,20 @@ def _size(entry: Entry) -> int:
     if isinstance(entry, PlainEntry):
         return entry.size
     return sum(dtypes.nbytes(dtype, tuple(shape)) for dtype, shape, _ in entry.sealed.values())
+
+
+def compare_index(folder: SealedFolder, name: str, content: bytes) -> None:
+    """Refuse the content of an index of shards that does not fit the shards of a folder. Other files pass."""
+
+    def names_in(shard: str) -> Iterable[str] | None:
+        entry, header = folder.files[shard], folder.header(shard)
+        if isinstance(entry, PlainEntry):
+            return None
+        return entry.sealed if header is None else names_before(header, folder.place(shard))
+
+    if is_weight_map(name):
+        advice = "get the folder again from its owner, who seals the whole model"
+        compare_shards(folder.path, name, content, folder.files, names_in, advice)
 
 
 def parse_index(content: bytes, path: Location) -> dict[str, Entry]:

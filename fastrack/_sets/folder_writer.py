@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +44,7 @@ from fastrack._sets.folder import (
 )
 from fastrack._sets.manifest import is_name
 from fastrack._sets.quantize import Quantizer
+from fastrack._sets.weight_maps import compare_shards, is_weight_map
 from fastrack._util.atomic import new_file
 from fastrack._util.locations import Location, Url, join, locate_local, locate_target
 from fastrack._util.new_folder import made_parents, new_folder
@@ -125,10 +126,11 @@ def seal_folder(
     Raises
     ------
     FormatError
-        If the folder holds nothing that would be sealed, or a link that leads outside, or is sealed already; or a file
-        cannot be sealed, or has a name with ``?``, ``#`` or ``::`` where `target` is in a store; or `quantize` is given
-        for a model that is quantised, has no such weights, or infinite ones; or the store has other files than those
-        of `source`, or other content in them, and `resume` is given.
+        If the folder holds nothing that would be sealed, or a link that leads outside, or is sealed already; or an
+        index of shards names tensors or files that are not there, or leaves some out; or a file cannot be sealed, or
+        has a name with ``?``, ``#`` or ``::`` where `target` is in a store; or `quantize` is given for a model that is
+        quantised, has no such weights, or infinite ones; or the store has other files than those of `source`, or other
+        content in them, and `resume` is given.
     ModuleNotFoundError
         If `quantize` is given, and compressed-tensors is not installed.
     OSError
@@ -167,6 +169,7 @@ def seal_folder(
     if kept == files.keys():
         names = f"{', '.join(map(repr, files)):.300}, which stay plain" if files else "none"
         raise FormatError(f"{source}: expected a file to seal, got {names}. Name another folder")
+    compare_indexes(source, files, lambda shard: names_before(_header_of(files[shard]), files[shard]))
     quantizer = None if quantize is None else Quantizer(quantize)
     there = _find_begun(target, files, resume=resume) if isinstance(target, Url) else set()
     with new_folder(target) if isinstance(target, Path) else _kept_after_errors(target) as folder:
@@ -275,6 +278,13 @@ def files_to_seal(source: Path) -> dict[str, Path]:
     for path in files.values():
         require_inside(path, source)
     return files
+
+
+def compare_indexes(source: Path, files: Mapping[str, Path], names_in: Callable[[str], Iterable[str] | None]) -> None:
+    """Refuse indexes of shards that do not fit these, before a model is sealed that loads as another one."""
+    for name in filter(is_weight_map, files):
+        advice = "save the model again, whole, or remove what is left of another save"
+        compare_shards(source, name, files[name].read_bytes(), files, names_in, advice)
 
 
 def require_inside(path: Path, folder: Path) -> None:
@@ -456,10 +466,7 @@ def _seal(
     """Seal one file; return its entry, and the header of a safetensors file, which restores its layout."""
     if path.suffix.lower() != SAFETENSORS:
         return target.seal(path, {path.name: whole_file(path)}, {}, None, {}), None
-    with open_regular(path) as file:
-        prefix = file.read(HEADER_PREFIX)
-        size = int.from_bytes(prefix, "little")
-        header = prefix + file.read(size) if size <= HEADER_LIMIT else prefix
+    header = _header_of(path)
     with open_plain(path) as (found, stored):
         tensors, pairs = found, {} if quantization is None else _pairs(found, quantization)
         if quantizer is not None and not path.name.startswith(_ADAPTER):
@@ -473,6 +480,14 @@ def _seal(
                 before = {name: (WIDENED if name in pairs else each.dtype, each.shape) for name, each in found.items()}
                 header = encode_header(by_alignment(before), stored)
         return target.seal(path, tensors, stored, header, pairs), header
+
+
+def _header_of(path: Path) -> bytes:
+    """Return the header of a safetensors file, which is not checked."""
+    with open_regular(path) as file:
+        prefix = file.read(HEADER_PREFIX)
+        size = int.from_bytes(prefix, "little")
+        return prefix + file.read(size) if size <= HEADER_LIMIT else prefix
 
 
 def _bytes(content: bytes) -> PlainTensor:

@@ -43,6 +43,7 @@ OWN = {
     "_sets/entries.py": "a description that this process has written",
     "_sets/folder.py": "it was opened with a key",
     "_sets/folder_writer.py": "a model that its owner seals",
+    "_sets/weight_maps.py": "the index of a model, which its owner seals, or which is authentic",
     "_sets/manifest.py:_parse": "its owner has signed it",
     "_service/journal.py": "a database of one's own",
     "_training/checkpoints/state.py": "it was opened with a key",
