@@ -9,7 +9,7 @@ import fnmatch
 import os
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,8 +20,16 @@ from fastrack._models.foreign_code import refuse_foreign_code, without_foreign_c
 from fastrack._models.safe_open import Source, framework_of, read_source, safe_open
 from fastrack._patches.safetensors import add_handler
 from fastrack._sealed.file_header import encode_header, parse_header
-from fastrack._sets.entries import PlainEntry, SealedEntry
-from fastrack._sets.folder import SAFETENSORS, SealedFolder, compare_index, open_folder, own_tensors
+from fastrack._sets.entries import SealedEntry
+from fastrack._sets.folder import (
+    OTHER_WEIGHTS,
+    SAFETENSORS,
+    SealedFolder,
+    compare_index,
+    open_folder,
+    own_tensors,
+    size_of,
+)
 from fastrack._sets.folder_writer import write_unsealed
 from fastrack._transfer.api import to_device
 from fastrack._util.endings import remove_own
@@ -31,6 +39,11 @@ from fastrack.errors import FastrackError
 if TYPE_CHECKING:
     from fastrack._sets.anchor import Anchor
 
+_LARGEST = 64 << 20  # bytes of a sealed file that opens in memory unasked: vocabularies have up to some 30 MiB
+_MOST = 128  # such files: each takes a descriptor, of which a process often has 1024
+# Of a file that does not open unasked. Its first byte is in no UTF-8, and begins no pickle, protocol buffer or JSON:
+# where root opens it all the same, what reads it fails, and takes no line of it for a word.
+_CLOSED = b"\xff sealed by fastrack, and not opened unasked: name it in memfd= of mount_folder\n"
 _mounts: dict[str, Mount] = {}  # by the paths of their folders
 
 
@@ -51,6 +64,11 @@ def mount_folder(
     ``safetensors.torch.load_file``, opens as the sealed file: each tensor is authenticated and decrypted when it is
     asked for, on the device that it is asked for, and none touches a disk. The folder is removed at the end.
 
+    No other sealed file is merely absent, as libraries then make up another tokenizer, for example. What is no weights,
+    such as a vocabulary, is decrypted into host memory, as by `memfd`: the 128 smallest files, of at most 64 MiB each.
+    Weights in other formats, such as pickles, and larger files are there without the right to read them, and a note to
+    an error of the block names them.
+
     It serves ``from_pretrained`` of diffusers and PEFT, sentence-transformers, timm, and what else reads weights by
     ``safe_open``. `fastrack.transformers.from_pretrained` refuses, besides, arguments that would load something else.
 
@@ -67,8 +85,8 @@ def mount_folder(
         to code of another repository is refused then. Otherwise such references lead nowhere in its copy, so that
         ``trust_remote_code=True`` finds no code, and runs none.
     memfd : iterable of str
-        Names, or globs, of sealed files for loaders that map or read files by themselves, as in C++ (GGUF, ONNX). Each
-        is decrypted whole into host memory at once, where this user's processes can read it until the end, and
+        Names, or globs, of sealed weights for loaders that map or read files by themselves, as in C++ (GGUF, ONNX).
+        Each is decrypted whole into host memory at once, where this user's processes can read it until the end, and
         which may be swapped: also where the weights go to a GPU. Only on Linux.
 
     Yields
@@ -124,10 +142,12 @@ class Mount:
         self._descriptors = contextlib.ExitStack()
         self.path = Path(tempfile.mkdtemp(prefix="fastrack-")).resolve()
         self._remove = weakref.finalize(self, remove_own, self.path, os.getpid())
+        self._closed: list[str] = []  # names of sealed files that do not open here
         try:
-            self._fill(code, set(hidden))
-            for pattern in memfd:
-                self._fill_memory(pattern, code)
+            named = {name: None for pattern in memfd for name in self._match(pattern, code)}
+            self._fill(code, {*hidden, *named})
+            for name in named:
+                self._open_in_memory(name, refuse_foreign_code)
             _make_read_only(self.path)
         except BaseException:
             self._end()
@@ -139,39 +159,57 @@ class Mount:
     def _fill(self, code: bool, hidden: set[str]) -> None:
         stub = encode_header({}, {"format": "pt"}, guarded=True)  # what does not ask `safe_open` is told so
         confine = refuse_foreign_code if code else without_foreign_code
-        for name in self.folder.files:
-            is_weights = self._is_weights(name)
-            is_known = is_weights or isinstance(self.folder.files[name], PlainEntry)
-            if name in hidden or not is_known or (_is_code(name) and not code):
+        names = [name for name in self.folder.files if name not in hidden and (code or not _is_code(name))]
+        whole = {name for name in self.folder.sealed_names if not self._is_weights(name)}.intersection(names)
+        sizes = {name: size_of(self.folder.files[name]) for name in whole if not OTHER_WEIGHTS.fullmatch(name)}
+        small = [name for name in sorted(sizes, key=sizes.__getitem__) if sizes[name] <= _LARGEST][:_MOST]
+        opened = set(small if hasattr(os, "memfd_create") else ())
+        for name in opened:
+            self._open_in_memory(name, confine)
+        for name in names:
+            if name in opened:
                 continue
-            content = stub if is_weights else self.folder.read(name)
+            path = self._place(name)
+            if name in whole:
+                self._closed.append(name)
+                path.write_bytes(_CLOSED)
+                path.chmod(0)
+                continue
+            content = stub if self._is_weights(name) else self.folder.read(name)
             compare_index(self.folder, name, content)
-            if _is_configuration(name):
-                content = confine(content, self.folder.place(name))
-            path = self.path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+            path.write_bytes(confine(content, self.folder.place(name)) if _is_configuration(name) else content)
+            path.chmod(0o400)
 
     def _is_weights(self, name: str) -> bool:
         return name.lower().endswith(SAFETENSORS) and isinstance(self.folder.files.get(name), SealedEntry)
 
-    def _fill_memory(self, pattern: str, code: bool) -> None:
+    def _match(self, pattern: str, code: bool) -> list[str]:
         names = [name for name in fnmatch.filter(self.folder.sealed_names, pattern) if code or not _is_code(name)]
         if not names:
             raise ValueError(f"memfd=: expected a sealed file of {self.folder.path}, got {pattern!r:.200}. Correct it")
-        for name in names:
-            descriptor = os.memfd_create("fastrack", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            self._descriptors.callback(os.close, descriptor)
-            with open(descriptor, "wb", closefd=False) as out:
-                write_unsealed(self.folder, name, out, self._keys)
+        return names
+
+    def _open_in_memory(self, name: str, confine: Callable[[bytes, Any], bytes]) -> None:
+        descriptor = os.memfd_create("fastrack", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._descriptors.callback(os.close, descriptor)
+        with open(descriptor, "w+b", closefd=False) as out:
+            write_unsealed(self.folder, name, out, self._keys)
             if _is_configuration(name):
-                refuse_foreign_code(os.pread(descriptor, os.fstat(descriptor).st_size, 0), self.folder.place(name))
-            # From now on no process changes it, not even this one.
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
-            path = self.path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)
-            path.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")  # a child process may open it by the path
+                out.seek(0)
+                content = out.read()
+                compare_index(self.folder, name, content)
+                out.seek(0)
+                out.truncate()
+                out.write(confine(content, self.folder.place(name)))
+        # From now on no process changes it, not even this one.
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+        # A child process may open it by the path.
+        self._place(name).symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
+
+    def _place(self, name: str) -> Path:
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
 
     def open(self, name: str, framework: str, device: object) -> safe_open | None:
         """Open a file of weights; return None for any other. Slices for torch open when they are moved, or used."""
@@ -212,6 +250,7 @@ class Mount:
         """Keep the folder while `owner` lives, which may refer to it: a tokenizer to its vocabulary."""
         with contextlib.suppress(TypeError):  # tuples, say, cannot be referred to weakly
             weakref.finalize(owner, remove_own, self.path, os.getpid())
+            weakref.finalize(owner, self._descriptors.pop_all().close)
             self._remove.detach()
 
     def _end(self) -> None:
@@ -224,6 +263,9 @@ class Mount:
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         self._end()
+        if self._closed and isinstance(error, Exception) and error is not self._failure:
+            names = ", ".join(map(repr, self._closed))
+            error.add_note(f"{self.folder.path}: not opened unasked, as memfd= does: {names:.300}")
         if self._failure is not None and error is not self._failure and (error is None or isinstance(error, Exception)):
             raise self._failure from None
 
@@ -252,11 +294,8 @@ def _find_mount(path: Any) -> tuple[Mount | None, str]:
 
 
 def _make_read_only(folder: Path) -> None:
-    """Take the rights to write from a folder, from its files and from the folders in it. Root writes anyway."""
-    for here, folders, files in os.walk(folder, topdown=False):
-        for path in (Path(here, name) for name in files):
-            if not path.is_symlink():
-                path.chmod(0o400)
+    """Take the rights to write from a folder, and from the folders in it. Root writes anyway."""
+    for here, folders, _ in os.walk(folder, topdown=False):
         for name in folders:
             Path(here, name).chmod(0o500)
     folder.chmod(0o500)

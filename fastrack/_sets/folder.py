@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +34,12 @@ INDEX = "fastrack.folder"
 FILES, HEADER = "files", "header/"  # the tensor of the index that lists the files, and the prefix of those with headers
 FORMAT = 1
 SAFETENSORS = ".safetensors"
+# Suffixes of weights, and of states of training, in other formats: larger than what a model has besides, and often read
+# by code that maps files. What is none of these, by whatever name, is what a library reads beside weights.
+OTHER_WEIGHTS = re.compile(
+    r".*\.(bin|pt|pth|ckpt|pkl|pickle|gguf|ggml|onnx|onnx_data|h5|hdf5|msgpack|npy|npz|tflite)",
+    re.IGNORECASE | re.DOTALL,
+)
 _STEMS = ("model", "adapter_model", "diffusion_pytorch_model")  # of the names that libraries give to files of weights
 
 
@@ -284,7 +291,7 @@ class SealedFolder:
                             verify_file(file, ring, progress=progress)
             except (AuthenticationError, FormatError, OSError) as raised:
                 error = raised
-            checks.append(FileCheck(name, isinstance(entry, SealedEntry), _size(entry), error))
+            checks.append(FileCheck(name, isinstance(entry, SealedEntry), size_of(entry), error))
         for name, path in walk(self.path).items() if isinstance(self.path, Path) else ():
             if name not in self.files and name != INDEX:
                 foreign = RollbackError(
@@ -315,7 +322,7 @@ class SealedFolder:
     @property
     def nbytes(self) -> int:
         """Size of all files in bytes, without what sealing adds."""
-        return sum(map(_size, self.files.values()))
+        return sum(map(size_of, self.files.values()))
 
     def header(self, name: str) -> bytes | None:
         """Return the header that a safetensors file had before it was sealed; None for a file that was sealed whole."""
@@ -368,7 +375,8 @@ class SealedFolder:
         return f"<SealedFolder {str(self.path)!r}: {len(self.sealed_names)} sealed, {len(self.plain_names)} plain>"
 
 
-def _size(entry: Entry) -> int:
+def size_of(entry: Entry) -> int:
+    """Return the size of a file in bytes, without what sealing adds."""
     if isinstance(entry, PlainEntry):
         return entry.size
     return sum(dtypes.nbytes(dtype, tuple(shape)) for dtype, shape, _ in entry.sealed.values())

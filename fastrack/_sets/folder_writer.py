@@ -8,7 +8,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ from fastrack._sets.folder import (
     FORMAT,
     HEADER,
     INDEX,
+    OTHER_WEIGHTS,
     SAFETENSORS,
     SealedFolder,
     is_widened,
@@ -123,6 +125,11 @@ def seal_folder(
     progress : callable, optional
         Called with the number of bytes done since the previous call.
 
+    Warns
+    -----
+    UserWarning
+        If a model has files that are neither weights nor stay plain: libraries find these only by `mount_folder`.
+
     Raises
     ------
     FormatError
@@ -169,6 +176,12 @@ def seal_folder(
     if kept == files.keys():
         names = f"{', '.join(map(repr, files)):.300}, which stay plain" if files else "none"
         raise FormatError(f"{source}: expected a file to seal, got {names}. Name another folder")
+    if unread := unread_files(files, kept):
+        warnings.warn(
+            f"seal_folder: {source}: libraries find {', '.join(map(repr, unread)):.300} only by mount_folder, in host "
+            "memory. plain= leaves a file as it is, which anyone can read then",
+            stacklevel=3,  # above what explains arguments
+        )
     compare_indexes(source, files, lambda shard: names_before(_header_of(files[shard]), files[shard]))
     quantizer = None if quantize is None else Quantizer(quantize)
     there = _find_begun(target, files, resume=resume) if isinstance(target, Url) else set()
@@ -310,6 +323,13 @@ def plain_files(found: Mapping[str, Path], source: Path, patterns: Iterable[str]
         kept |= matches
     weights, models = _models_in(found)
     return kept | {name for name, both in names.items() if all(_is_plain(alias, weights, models) for alias in both)}
+
+
+def unread_files(found: Collection[str], kept: Collection[str]) -> list[str]:
+    """Return the files of a model that are neither weights nor plain, and that libraries may look for beside these."""
+    names = [name for name in found if name not in kept and not name.lower().endswith(SAFETENSORS)]
+    models = _models_in(found)[1]
+    return [name for name in names if not OTHER_WEIGHTS.fullmatch(name) and _is_below(name, models)]
 
 
 def _is_plain(name: str, weights: set[str], models: set[str]) -> bool:

@@ -6,9 +6,11 @@ import gc
 import json
 import multiprocessing
 import os
+import pickle
 import re
 import shutil
 import subprocess
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,6 +25,8 @@ from helpers.tampering import tamper_file
 
 from fastrack import Key, load_folder, mount_folder, seal_folder
 from fastrack._files.writer import write_sealed
+from fastrack._keys.keyring import KeyRing
+from fastrack._models import mounts
 from fastrack._sets import folder_writer
 from fastrack.errors import AuthenticationError, FormatError, RollbackError, UnknownKeyError
 
@@ -65,8 +69,9 @@ def same(found, expected=WEIGHTS):
 def test_functions_of_safetensors_open_what_is_mounted_and_nothing_else(sealed, plain):
     with mount_folder(sealed, KEY) as path:
         files = sorted(each.relative_to(path).as_posix() for each in Path(path).rglob("*") if each.is_file())
-        assert files == ["model_index.json", "unet/config.json", UNET]  # no code, and nothing that was sealed whole
-        modes = {each.stat().st_mode & 0o777 for each in Path(path).rglob("*") if each.is_file()}
+        assert files == ["model_index.json", "unet/config.json", UNET, "weights.gguf"]  # no code
+        assert Path(path, "weights.gguf").stat().st_mode & 0o777 == 0
+        modes = {each.stat().st_mode & 0o777 for each in Path(path).rglob("*") if each.is_file()} - {0}
         assert (modes, Path(path).stat().st_mode & 0o777, Path(path, "unet").stat().st_mode & 0o777) == (
             {0o400},
             0o500,
@@ -269,10 +274,19 @@ def test_text_that_refers_to_no_code_is_copied_as_it_is(plain, tmp_path):
 
 def test_code_that_was_sealed_whole_is_in_memory_only_if_it_was_asked_for(tmp_path, plain):
     (plain / "model_index.json").unlink()
+    seal_folder(plain, tmp_path / "no-net", KEY)
+    for named in (["p*"], []):
+        with mount_folder(tmp_path / "no-net", KEY, memfd=named, code=True) as path:
+            assert Path(path, "pipeline.py").read_text() == "print()"
     (plain / "net.json").write_text(json.dumps({"auto_map": {"AutoModel": "other/repo--net.Net"}}))
     seal_folder(plain, tmp_path / "whole", KEY)
-    with mount_folder(tmp_path / "whole", KEY, memfd=["p*"], code=True) as path:
-        assert Path(path, "pipeline.py").read_text() == "print()"
+    with pytest.raises(ValueError, match="repository"), mount_folder(tmp_path / "whole", KEY, code=True):
+        pass
+    with mount_folder(tmp_path / "whole", KEY) as path:
+        assert json.loads(Path(path, "net.json").read_text()) == {
+            "auto_map": {"AutoModel": "code-of-another-repository/net.Net"}
+        }
+        assert not Path(path, "pipeline.py").exists()
     with pytest.raises(ValueError, match="memfd="), mount_folder(tmp_path / "whole", KEY, memfd=["p*"]):
         pass
     with pytest.raises(ValueError, match="repository"), mount_folder(tmp_path / "whole", KEY, memfd=["*.json"]):
@@ -308,6 +322,79 @@ def test_what_is_altered_leaves_nothing_in_memory(sealed):
     with pytest.raises(AuthenticationError), mount_folder(sealed, KEY, memfd=["*.gguf"]):
         pass
     assert count_descriptors() == count
+
+
+VOCABULARIES = ("spm.model", "bpe.codes", "tiktoken.model", "tokenizer.model.v3", "sub/vocab", "x.safetensors.vocab")
+
+
+@pytest.fixture
+def sealed_with_vocabularies(tmp_path, plain):
+    (plain / "sub").mkdir()
+    for number, name in enumerate(VOCABULARIES):
+        (plain / name).write_bytes(bytes([number]) * (number * 7000))
+    with pytest.warns(UserWarning, match=r"'spm\.model'.* only by mount_folder"):
+        seal_folder(plain, tmp_path / "sealed", KEY)
+    return tmp_path / "sealed"
+
+
+def test_what_is_no_weights_is_read_by_any_name(sealed_with_vocabularies, plain):
+    count = count_descriptors()
+    with mount_folder(sealed_with_vocabularies, KEY) as path:
+        for name in VOCABULARIES:
+            assert Path(path, name).is_file()
+            assert Path(path, name).read_bytes() == (plain / name).read_bytes()
+            assert in_another_process(f"{path}/{name}") == (plain / name).read_bytes()
+    assert count_descriptors() == count
+
+
+@each("limit", [("_LARGEST", 7000, 4), ("_MOST", 2, 4)])
+def test_what_is_too_large_or_too_much_does_not_open_and_is_named(sealed_with_vocabularies, plain, monkeypatch, limit):
+    attribute, value, left = limit
+    monkeypatch.setattr(mounts, attribute, value)
+    with (  # noqa: PT012
+        pytest.raises(ValueError, match="no such vocabulary") as raised,
+        mount_folder(sealed_with_vocabularies, KEY) as at,
+    ):
+        closed = [name for name in VOCABULARIES if Path(at, name).stat().st_mode & 0o777 == 0]
+        assert all(Path(at, name).is_file() for name in VOCABULARIES)
+        assert len(closed) == left
+        for name in closed:
+            Path(at, name).chmod(0o400)  # as for root, who opens it all the same
+            with pytest.raises(UnicodeDecodeError):
+                Path(at, name).read_text(encoding="utf-8")
+            with pytest.raises(pickle.UnpicklingError):
+                pickle.loads(Path(at, name).read_bytes())
+        raise ValueError("no such vocabulary")
+    assert all(repr(name) in "".join(raised.value.__notes__) for name in (*closed, "weights.gguf"))
+    with mount_folder(sealed_with_vocabularies, KEY, memfd=closed) as path:
+        assert all(Path(path, name).read_bytes() == (plain / name).read_bytes() for name in VOCABULARIES)
+
+
+def test_an_altered_vocabulary_is_refused_before_anything_is_read(sealed_with_vocabularies):
+    tamper_file(sealed_with_vocabularies / "bpe.codes", "bpe.codes", 30)
+    with pytest.raises(AuthenticationError), mount_folder(sealed_with_vocabularies, KEY):
+        pass
+
+
+def test_a_vocabulary_stays_as_long_as_what_refers_to_it(sealed_with_vocabularies, plain):
+    class Tokenizer:
+        pass
+
+    ring, owner, count = KeyRing.resolve(KEY), Tokenizer(), count_descriptors()
+    with mounts.Mount(load_folder(sealed_with_vocabularies, KEY), ring) as mount:
+        mount.keep_for(owner)
+    assert (mount.path / "tiktoken.model").read_bytes() == (plain / "tiktoken.model").read_bytes()
+    del owner
+    gc.collect()
+    assert (mount.path.exists(), count_descriptors()) == (False, count)
+
+
+def test_a_model_without_such_files_is_sealed_without_a_warning(plain, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        seal_folder(plain, tmp_path / "sealed", KEY)
+        (plain / "spm.model").write_bytes(b"x")
+        seal_folder(plain, tmp_path / "named", KEY, plain=["spm.model"])
 
 
 def leave(mount):

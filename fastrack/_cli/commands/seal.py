@@ -1,6 +1,7 @@
 """``fastrack seal``: encrypt the tensors of files."""
 
 import sys
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ from fastrack._keys.keys import Key
 from fastrack._sealed.message_headers import authenticate_headers
 from fastrack._sets.entries import walk
 from fastrack._sets.folder import load_folder
-from fastrack._sets.folder_writer import files_to_seal, plain_files, seal_folder
+from fastrack._sets.folder_writer import files_to_seal, plain_files, seal_folder, unread_files
 from fastrack._util.locations import Url
 from fastrack._util.new_folder import made_parents
 from fastrack._util.shown import format_size
@@ -259,7 +260,8 @@ class _Sealer:
     def seal_folder(self, source: Path, target: Path, meter: Meter) -> Report:
         """Seal a folder into a new one."""
         total, place = sum(path.stat().st_size for path in walk(source).values()), as_location(target)
-        with meter.run(total) as progress, refuse_values("--plain"):
+        with meter.run(total) as progress, refuse_values("--plain"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "seal_folder: ")  # the report has its own line
             seal_folder(
                 source,
                 place,
@@ -287,6 +289,8 @@ class _Sealer:
         brief = []  # printed even with --quiet: everything else is sealed
         if readable:
             brief.append(f"not protected, anyone can read {', '.join(map(clean, readable))}")
+        if unread := unread_files(files, readable):
+            brief.append(f"found by libraries only in host memory, by mount_folder: {', '.join(map(clean, unread))}")
         if left_out:
             brief.append(f"left out: {', '.join(map(clean, left_out))}")
         return Report(
