@@ -14,6 +14,7 @@ from fastrack._devices import canonical
 from fastrack._files.reader import SealedFile
 from fastrack._files.writer import save_file
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource
+from fastrack._models.mapped_pages import give_back, in_parts
 from fastrack._models.safe_open import require_tensors
 from fastrack._models.sharded import save_gathered, select_box
 from fastrack._sealed.scales import WIDENED
@@ -528,7 +529,7 @@ def fill(steps: list[Step], keys: KeyRing) -> None:
     with torch.no_grad(), ExitStack() as undoing, ExitStack() as groups:
         moves: list[tuple[list[Step], Callable[[], Any]]] = []
         for device, here in devices.items():
-            moves.extend(_prepare(here, groups.enter_context(group(device)), keys))
+            moves.extend(_prepare(here, groups.enter_context(group(device)), keys, device))
         undoing.push(partial(_clear, filled))  # all headers are authentic: from here on tensors are written to
         for chosen, move in moves:
             filled.extend(step.local for step in chosen if not step.local.is_meta)
@@ -538,15 +539,18 @@ def fill(steps: list[Step], keys: KeyRing) -> None:
                     fresh.append((step, opened))
                 elif opened is not tensor:
                     tensor.copy_(opened)
+            give_back(step.sealed for step in chosen)
     for step, opened in fresh:
         _replace(step, opened)
 
 
-def _prepare(steps: list[Step], start: Any, keys: KeyRing) -> Iterator[tuple[list[Step], Callable[[], Any]]]:
+def _prepare(
+    steps: list[Step], start: Any, keys: KeyRing, device: str
+) -> Iterator[tuple[list[Step], Callable[[], Any]]]:
     """Authenticate the headers of the tensors of a device, and yield what opens them: those to widen apart."""
     for dtype in (None, WIDENED):
-        chosen = [step for step in steps if step.is_widened is (dtype is not None)]
-        if chosen:
+        alike = [step for step in steps if step.is_widened is (dtype is not None)]
+        for chosen in in_parts(alike, device, lambda step: step.sealed):
             out = [step.local if step.fits else ALLOCATE for step in chosen]
             sealed = [step.sealed for step in chosen]
             yield chosen, start.prepare(sealed, keys=keys, framework="torch", out=out, dtype=dtype)

@@ -17,6 +17,7 @@ from fastrack._devices import canonical
 from fastrack._files.writer import plain_names
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._models.foreign_code import refuse_foreign_code, without_foreign_code
+from fastrack._models.mapped_pages import open_once
 from fastrack._models.safe_open import Source, framework_of, read_source, safe_open
 from fastrack._patches.safetensors import add_handler
 from fastrack._sealed.file_header import encode_header, parse_header
@@ -31,7 +32,6 @@ from fastrack._sets.folder import (
     size_of,
 )
 from fastrack._sets.folder_writer import write_unsealed
-from fastrack._transfer.api import to_device
 from fastrack._util.endings import remove_own
 from fastrack._util.public import public
 from fastrack.errors import FastrackError
@@ -226,7 +226,7 @@ class Mount:
     def transfer(self, sealed: Any, device: object, **options: Any) -> Any:
         """Open sealed tensors, like `to_device` with the keys of this folder."""
         with self.noted():
-            return to_device(sealed, device, keys=self._keys, **options)
+            return open_once(sealed, device, keys=self._keys, **options)
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:

@@ -11,13 +11,13 @@ from fastrack._devices import canonical
 from fastrack._files.reader import SealedFile
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._models.lazy_weights import SealedWeight, lazy_weights
+from fastrack._models.mapped_pages import in_parts, open_once
 from fastrack._sealed.scales import WIDENED
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._sets.folder import is_widened
 from fastrack._sets.load_file import load_file
 from fastrack._tensors import dtypes
 from fastrack._tensors.arrays import Array, Framework
-from fastrack._transfer.api import to_device
 from fastrack._transfer.prefetch import Plan, PrefetchLoader, TensorMeta
 from fastrack._util.public import explained, public
 from fastrack._util.shown import list_names, shown
@@ -74,7 +74,7 @@ def load_tensors(
     anchor: Anchor | str | os.PathLike[str] | None = None,
     dtype: object = None,
 ) -> dict[str, Any]:
-    """Open all sealed tensors of a file on a device, in one transfer, like ``load_file`` of safetensors.
+    """Open all sealed tensors of a file on a device, like ``load_file`` of safetensors: on a GPU in one transfer.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         dtype: object = None,
     ) -> None:
         kind, target = framework_of(framework), canonical(device)
-        transfer = partial(to_device, keys=None if keys is None else KeyRing.resolve(keys))
+        transfer = partial(open_once, keys=None if keys is None else KeyRing.resolve(keys))
         file = load_file(filename, anchor=anchor)
         require_tensors(file)
         self._read(Source(file, file, file.metadata, transfer, dtype), kind, target)
@@ -246,14 +246,15 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         return self._open(tensor, self._dtype_of(tensor))
 
     def get_tensors(self) -> dict[str, Any]:
-        """Open all sealed tensors on the device, in one transfer."""
+        """Open all sealed tensors on the device: on a GPU in one transfer, in host memory in parts of 16 MiB."""
         names, groups = self.offset_keys(), dict[object, dict[str, SealedTensor]]()
         for name in names:
             tensor = self._source.tensors[name]
             groups.setdefault(self._dtype_of(tensor), {})[name] = tensor
         opened: dict[str, Any] = {}
         for dtype, group in groups.items():
-            opened |= self._open(group, dtype)
+            for part in in_parts(list(group), self._device, group.__getitem__):
+                opened |= self._open({name: group[name] for name in part}, dtype)
         return {name: opened[name] for name in names}
 
     def get_tensor_meta(self, name: str) -> TensorMeta:

@@ -13,8 +13,8 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from fastrack._keys.keyring import KeyRing
 from fastrack._models.lazy_weights import lazy_weights
+from fastrack._models.mapped_pages import open_once
 from fastrack._sets.folder import SealedFolder, load_folder
-from fastrack._transfer.api import to_device
 from fastrack.errors import FormatError, RollbackError
 from fastrack.vllm._folders import authenticate, digest_of
 
@@ -54,7 +54,7 @@ class SealedModelLoader(BaseModelLoader):
         folder = self._open_own(ring) if self._is_own(model_config) else self._open_next(model_config.model, ring)
         weights = folder.weights()
         device = next(model.parameters()).device
-        return iter(lazy_weights(weights, partial(to_device, keys=ring), str(device)).items())
+        return iter(lazy_weights(weights, partial(open_once, keys=ring), str(device)).items())
 
     def _is_own(self, model_config: ModelConfig) -> bool:
         copy = self._settings.get("copy")

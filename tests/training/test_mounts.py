@@ -189,7 +189,7 @@ def fail_to_read(*_, **__):
 
 @each("load", [safetensors.torch.load_file, pass_over, raise_another])
 def test_a_file_that_cannot_be_read_is_told_too(sealed, monkeypatch, load):
-    monkeypatch.setattr("fastrack._models.mounts.to_device", fail_to_read)
+    monkeypatch.setattr("fastrack._models.mounts.open_once", fail_to_read)
     with pytest.raises(OSError, match="the disk is broken"), mount_folder(sealed, KEY) as path:
         load(f"{path}/{UNET}")
     monkeypatch.undo()
