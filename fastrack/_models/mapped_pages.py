@@ -11,7 +11,9 @@ from fastrack._sealed.storage import MappedFile
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._transfer.api import to_device
 
-_PART = 16 << 20  # bytes that a load opens before it gives their pages back, or one tensor: a small part of a model
+# Bytes that a load opens at once, before it gives their pages back: all of a small model, else a 32nd of it, within
+# bounds, as each call costs as much as some hundred KiB; or one tensor, if that is larger
+_WHOLE, _LEAST, _MOST = 128 << 20, 16 << 20, 64 << 20
 _SMALL = 1 << 20  # bytes of rows that leave the pages of their tensor: such are read often, others of a model once
 _LIBC = ctypes.CDLL(None)
 _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -43,11 +45,13 @@ def give_back(parts: Iterable[SealedTensor | SealedRows]) -> None:
 
 
 def in_parts(items: Sequence[_Item], device: str, sealed_of: Callable[[_Item], Any]) -> Iterator[list[_Item]]:
-    """Split what goes to host memory into parts to open one after the other. A GPU takes all in one transfer."""
+    """Split what goes to host memory into parts, to be opened one after the other. A GPU takes all in one transfer."""
+    sizes = [sealed_of(item).nbytes for item in items]
+    total = sum(sizes)
+    limit = total if device != "cpu" or total <= _WHOLE else min(max(total // 32, _LEAST), _MOST)
     part, size = list[_Item](), 0
-    for item in items:
-        nbytes = sealed_of(item).nbytes
-        if part and device == "cpu" and size + nbytes > _PART:
+    for item, nbytes in zip(items, sizes, strict=True):
+        if part and size + nbytes > limit:
             yield part
             part, size = [], 0
         part.append(item)

@@ -246,7 +246,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         return self._open(tensor, self._dtype_of(tensor))
 
     def get_tensors(self) -> dict[str, Any]:
-        """Open all sealed tensors on the device: on a GPU in one transfer, in host memory in parts of 16 MiB."""
+        """Open all sealed tensors on the device: on a GPU in one transfer, a large file in host memory in parts."""
         names, groups = self.offset_keys(), dict[object, dict[str, SealedTensor]]()
         for name in names:
             tensor = self._source.tensors[name]

@@ -24,6 +24,9 @@ def register() -> None:
     default the environment's, and ``anchor``, the path of an anchor. Both are names: secrets do not belong there, as
     vLLM logs it.
 
+    LoRA adapters (``LoRARequest``, ``--lora-modules``) come from sealed folders, too, under the same keys and anchor;
+    others are refused. vLLM reads their weights in host memory.
+
     Where this version of vLLM has not what the load format needs, a warning of the logger "fastrack" says so, and vLLM
     refuses the load format. Others load as ever.
 

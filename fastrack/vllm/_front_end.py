@@ -25,8 +25,10 @@ def install() -> None:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor import model_loader
 
+    from fastrack.vllm._adapters import install as install_adapters
     from fastrack.vllm._loader import SealedModelLoader
 
+    install_adapters()
     # `create_engine_config` looks into config.json for a speculator, whose model it then takes, before all else; others
     # call only `create_model_config`.
     originals = {method: getattr(EngineArgs, method) for method in ("create_engine_config", "create_model_config")}

@@ -31,10 +31,13 @@ def sealed(folder, name="sealed", **extra):
     return {"model": str(folder / name), "load_format": "fastrack", "model_loader_extra_config": settings}
 
 
-def ask(llm):
+def ask(llm, adapter=None):
     greedy = SamplingParams(temperature=0, max_tokens=12, detokenize=False)
     prompts = [{"prompt_token_ids": list(range(start, start + 20))} for start in (7, 90)]
-    return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, greedy, use_tqdm=False)]
+    return [
+        list(output.outputs[0].token_ids)
+        for output in llm.generate(prompts, greedy, use_tqdm=False, lora_request=adapter)
+    ]
 
 
 def tokens(folder):
@@ -55,6 +58,29 @@ def tokens(folder):
     except fastrack.FormatError as error:
         found["refused"] = str(error)
     found["after"] = ask(llm)
+    return found
+
+
+def adapters(folder):
+    """Answers with an adapter, plain and sealed; errors for one that is plain or altered beside a sealed model."""
+    from vllm.lora.request import LoRARequest
+
+    options = {**SHARED, "enable_lora": True, "max_lora_rank": 8}
+
+    def with_adapter(llm, name, number):
+        try:
+            return ask(llm, LoRARequest(name, number, str(folder / name)))
+        except Exception as error:  # noqa: BLE001 - of any type, after a way through the engine
+            return f"{type(error).__name__}: {error}"
+
+    llm = LLM(model=str(folder / "plain"), **options)
+    found = {"base": ask(llm), "plain": with_adapter(llm, "adapter", 1)}
+    del llm  # before the next one: its end ends the groups of the process
+    for number, name in enumerate(["sealed-adapter", "adapter", "altered-adapter"], 1):
+        llm = LLM(**sealed(folder), **options)
+        found[f"sealed, {name}"] = with_adapter(llm, name, number)
+        found[f"sealed base, {name}"] = ask(llm) if number == 1 else None
+        del llm
     return found
 
 
@@ -124,13 +150,13 @@ def ranks(folder):
     arguments = EngineArgs(**sealed(folder), **SHARED)
     config = arguments.create_engine_config()
     opened = []
-    to_device = _loader.to_device
+    open_once = _loader.open_once
 
     def counted(part, *args, **options):
         opened.append(part.nbytes)
-        return to_device(part, *args, **options)
+        return open_once(part, *args, **options)
 
-    _loader.to_device = counted
+    _loader.open_once = counted
     plain = {}
     for path in (folder / "plain").glob("*.safetensors"):
         plain |= load_file(path)
@@ -174,7 +200,7 @@ def stock(folder):
     return {**found, "exchanged": long(llm)}
 
 
-JOBS = {each.__name__: each for each in (tokens, refused, late, ranks, stock)}
+JOBS = {each.__name__: each for each in (tokens, adapters, refused, late, ranks, stock)}
 
 if __name__ == "__main__":
     answer = JOBS[sys.argv[1]](Path(sys.argv[2]))

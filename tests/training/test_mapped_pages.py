@@ -109,7 +109,8 @@ def test_what_lies_in_memory_and_small_rows_stay(sealed, tmp_path):
 
 
 def test_host_memory_is_filled_in_parts_and_a_gpu_at_once(sealed, monkeypatch):
-    monkeypatch.setattr(mapped_pages, "_PART", 9 << 20)
+    monkeypatch.setattr(mapped_pages, "_WHOLE", SIZE - 1)
+    monkeypatch.setattr(mapped_pages, "_LEAST", 9 << 20)
     with load_file(sealed) as file:
         split = [list(in_parts(list(file), device, file.__getitem__)) for device in ("cpu", "cuda:0")]
         assert list(in_parts([], "cpu", file.__getitem__)) == []
