@@ -413,7 +413,7 @@ def test_where_no_thread_can_be_started_the_caller_works_alone():
         ENDS
         + """
 import hashlib, pathlib, resource
-get_engine(threads=1).seal_run(schedule, plain, sealed, 0)
+engines.get_engine(threads=1).seal_run(schedule, plain, sealed, 0)
 whole = hashlib.sha256(sealed).digest()
 sealed[:] = 0
 size = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
