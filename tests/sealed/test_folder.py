@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import shutil
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -492,7 +493,8 @@ def test_a_link_makes_nothing_readable_that_is_sealed(plain, tmp_path):
     (plain / "more.json").symlink_to("config.json")
     for number, (globs, expected) in enumerate({(): False, ("*.txt", "*.json"): False, ("vocab.txt",): True}.items()):
         (plain / "notes.txt").write_text("x")
-        seal_folder(plain, tmp_path / str(number), KEY, plain=globs)
+        with nullcontext() if expected else pytest.warns(UserWarning, match="find 'vocab.txt' only by mount_folder"):
+            seal_folder(plain, tmp_path / str(number), KEY, plain=globs)
         names = load_folder(tmp_path / str(number), KEY).plain_names
         assert ("vocab.txt" in names, "more.json" in names) == (expected, True), globs
 

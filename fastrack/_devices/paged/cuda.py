@@ -34,6 +34,7 @@ from fastrack._devices.cuda.link import Wrapped, wrapped_size
 from fastrack._devices.cuda.recorder import MOST_CALLS, SPIN, TOLD_SIZE, Resources, wait_for
 from fastrack._devices.paged.base import PagedBlock, Piece
 from fastrack._devices.paged.tables import paged_launches
+from fastrack._util.fork import per_process
 from fastrack.errors import DeviceError
 from fastrack.format import ciphertext_size
 
@@ -58,7 +59,7 @@ class CudaPages:
         self.slab = max(slab, *map(ciphertext_size, self._sizes))
         self.landing = staging_memory(self._pipeline.driver, _READ_SIZE, pageable=False)
         self._buffers: dict[type[_Call], list[CudaStagingBuffer]] = {_Keeping: [], _Restoring: []}
-        self._using = {kind: threading.Lock() for kind in self._buffers}
+        self._using = per_process(self, "_using", lambda: {kind: threading.Lock() for kind in (_Keeping, _Restoring)})
         self._close: Callable[[], None] = lambda: None
 
     @classmethod
