@@ -303,3 +303,31 @@ def test_a_call_of_other_numbers_or_sizes_is_refused(make):
         cache.pages.open(keys, blocks[:1], sealed, cache.pages.mark())
     with pytest.raises(ValueError, match="another size"):
         cache.pages.open(keys, blocks, [sealed[0], sealed[1][:-1]], cache.pages.mark())
+
+
+@pytest.mark.parametrize("odd", [(8, 64, 64), (0, 72, 64), (0, 64, 40)])
+def test_pieces_that_the_kernels_cannot_take_are_refused_at_the_start(make, odd):
+    cache = make()
+    address, stride, size = odd
+    groups = [*cache.groups, [Piece(cache.arrays[0][0].pointer + address, stride, size)]]
+    with pytest.raises(ValueError, match="multiples of 16"):
+        CudaPages(cache.device.resources, groups, cache.arrays[0][0])
+
+
+def test_marks_use_their_events_again(make, monkeypatch):
+    """A driver destroys an event only when memory is taken, which a server that stores and loads never does."""
+    cache, made = make(), []
+    blocks = cache.every(4)
+    keys, sealed = cache.stored(blocks)
+    sealed[1][5] ^= 1
+    assert cache.pages.open(keys, blocks, sealed, cache.pages.mark()) == [True, False, True, True]
+    event = cache.driver.event
+    monkeypatch.setattr(
+        cache.driver, "event", lambda *arguments, **options: made.append(1) or event(*arguments, **options)
+    )
+    for _ in range(5):
+        cache.stored(blocks)
+        cache.pages.open(keys, blocks, sealed, cache.pages.mark())
+    assert not made
+    first, second = cache.pages.mark(), cache.pages.mark()
+    assert first.event is not second.event

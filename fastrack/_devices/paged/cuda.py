@@ -15,6 +15,7 @@ its thread wait.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -48,10 +49,13 @@ _READ_SIZE = VERDICT_SIZE + SPREAD // 8  # bytes: the verdict on a call, and a b
 class CudaPages:
     """`Pages` on a GPU. Two threads may use it: one that seals, and one that opens.
 
-    `array` is one of the arrays; its framework knows the stream of the caller.
+    `array` is one of the arrays; its framework knows the stream of the caller. Raise ValueError for a group of which no
+    block could be sealed.
     """
 
     def __init__(self, resources: Resources, groups: Sequence[Sequence[Piece]], array: Any, slab: int = _SLAB) -> None:
+        for group in range(len(groups)):
+            paged_launches(groups, [PagedBlock(group, 0)], 0, [0])  # else each call would be refused, and none heard
         self.resources, self.groups = resources, groups
         self._pipeline, self._array = resources.pipeline, array
         self.lane = self._pipeline.lane(self._pipeline.driver.view(array, writable=True).stream)
@@ -60,33 +64,43 @@ class CudaPages:
         self.landing = staging_memory(self._pipeline.driver, _READ_SIZE, pageable=False)
         self._buffers: dict[type[_Call], list[CudaStagingBuffer]] = {_Keeping: [], _Restoring: []}
         self._using = per_process(self, "_using", lambda: {kind: threading.Lock() for kind in (_Keeping, _Restoring)})
+        self._events = deque[Event]()  # of marks that nothing holds any more
         self._close: Callable[[], None] = lambda: None
 
     @classmethod
     def on(cls, name: str, groups: Sequence[Sequence[Piece]], array: Any) -> Self:
         """Return the blocks of arrays on a device, "cuda:N", which this opens, and `close` closes.
 
-        Raise DeviceError if the device cannot be used.
+        Raise DeviceError if the device cannot be used, ValueError as above.
         """
         from fastrack._devices import open_device
 
         device: Any = open_device(name)
-        pages = cls(device.resources, groups, array)
+        try:
+            pages = cls(device.resources, groups, array)
+        except BaseException:
+            device.close()
+            raise
         pages._close = device.close
         return pages
 
     def sizes(self) -> Sequence[int]:
         return self._sizes
 
-    def mark(self) -> Event:
+    def mark(self) -> _Mark:
         self._pipeline.require_usable()
-        driver, commands = self._pipeline.driver, Commands()
-        event = driver.event()
-        commands.record(event, driver.view(self._array, writable=True).stream)
+        driver, commands, mark = self._pipeline.driver, Commands(), self._new_mark()
+        commands.record(mark.event, driver.view(self._array, writable=True).stream)
         driver.issue(commands)
-        return event
+        return mark
 
-    def seal(self, keys: MessageKeys, blocks: Sequence[PagedBlock], sealed: Sequence[Bytes], after: Event) -> None:
+    def _new_mark(self) -> _Mark:
+        try:
+            return _Mark(self._events.pop(), self._events)
+        except IndexError:
+            return _Mark(self._pipeline.driver.event(), self._events)
+
+    def seal(self, keys: MessageKeys, blocks: Sequence[PagedBlock], sealed: Sequence[Bytes], after: _Mark) -> None:
         try:
             self._run(_Keeping, keys, blocks, sealed, after)
         except BaseException:
@@ -95,24 +109,24 @@ class CudaPages:
             raise
 
     def open(
-        self, keys: MessageKeys, blocks: Sequence[PagedBlock], sealed: Sequence[Bytes], after: Event
+        self, keys: MessageKeys, blocks: Sequence[PagedBlock], sealed: Sequence[Bytes], after: _Mark
     ) -> list[bool]:
         good = self._run(_Restoring, keys, blocks, sealed, after)
         self._clear([block for block, is_good in zip(blocks, good, strict=True) if not is_good], after)
         return good
 
-    def _clear(self, blocks: Sequence[PagedBlock], after: Event) -> None:
+    def _clear(self, blocks: Sequence[PagedBlock], after: _Mark) -> None:
         if not blocks:
             return
         self._pipeline.require_usable()
         driver, commands, kernels = self._pipeline.driver, Commands(), self.lane.kernels
-        event = driver.event()
-        commands.wait(kernels, after)
+        end = self._new_mark()
+        commands.wait(kernels, after.event)
         for group, number in blocks:
             for piece in self.groups[group]:
                 commands.fill(piece.address + number * piece.stride, 0, piece.size, kernels)
-        commands.record(event, kernels)
-        commands.synchronize(event)
+        commands.record(end.event, kernels)
+        commands.synchronize(end.event)
         driver.issue(commands)
 
     def close(self) -> None:
@@ -130,7 +144,7 @@ class CudaPages:
         return buffers[number % _DEPTH]
 
     def _run(
-        self, kind: type[_Call], keys: MessageKeys, blocks: Sequence[PagedBlock], sealed: Sequence[Bytes], after: Event
+        self, kind: type[_Call], keys: MessageKeys, blocks: Sequence[PagedBlock], sealed: Sequence[Bytes], after: _Mark
     ) -> list[bool]:
         """Run a call for each `SPREAD` blocks, whose keys are on the device together."""
         if not len(keys) == len(blocks) == len(sealed):
@@ -144,11 +158,23 @@ class CudaPages:
                 part = slice(first, first + SPREAD)
                 some = keys if len(blocks) <= SPREAD else _part_of(keys, range(len(keys))[part])
                 try:
-                    done += kind(self, some, blocks[part], sealed[part]).run(after)
+                    done += kind(self, some, blocks[part], sealed[part]).run(after.event)
                 finally:
                     if some is not keys:
                         some.wipe()
         return done
+
+
+class _Mark:
+    """An event of a stream. It is used again: a driver destroys events when it takes memory, as a server need not."""
+
+    __slots__ = ("_events", "event")
+
+    def __init__(self, event: Event, events: deque[Event]) -> None:
+        self.event, self._events = event, events
+
+    def __del__(self) -> None:
+        self._events.append(self.event)
 
 
 def _part_of(keys: MessageKeys, numbers: range) -> MessageKeys:
