@@ -35,6 +35,14 @@ from fastrack.kv._paged import PagedSealer
 from fastrack.kv._sealer import BlockContext
 
 
+class Epoch(NamedTuple):
+    """What has chunks of a scheduler open only until its cache is reset."""
+
+    origin: str  # the scheduler's own mark
+    resets: int = 0  # of its cache
+    whole: int = 0  # the last of these with which the model's own memory was empty
+
+
 class SealedLoadStoreSpec(CPULoadStoreSpec):
     """Chunks of the primary tier, with what workers bind their blocks to.
 
@@ -42,10 +50,10 @@ class SealedLoadStoreSpec(CPULoadStoreSpec):
     ----------
     keys : of the chunks, each the hash of its tokens and the number of its group
     request : the request that they are loaded for
-    epoch : the scheduler's own mark, and how often its cache was reset
+    epoch : of the scheduler
     """
 
-    def __init__(self, chunks: CPULoadStoreSpec, keys: Collection[bytes], request: str, epoch: tuple[str, int]) -> None:
+    def __init__(self, chunks: CPULoadStoreSpec, keys: Collection[bytes], request: str, epoch: Epoch) -> None:
         super().__init__(chunks.block_ids.tolist())
         self.keys, self.request, self.epoch = [bytes(key) for key in keys], request, epoch
 
@@ -153,16 +161,21 @@ class SealedWorker(OffloadingWorker):
         self._memory = empty_bytes(0)
         self._region.cleanup()
 
+    def note(self, epoch: Epoch) -> None:
+        """Note the epoch of a step, whose blocks may be stored in a later one."""
+        self._resets = max(self._resets, epoch.resets)
+
     def require_reset(self) -> None:
         """Store and load nothing until vLLM resets the cache of its connector: the weights change.
 
-        Blocks of old weights may be on their way, in requests that go on and in the cache of the model's own memory.
+        Blocks of old weights may be on their way, in requests that go on and in the cache of the model's own memory, so
+        that only a reset counts with which neither has any.
         """
         self._resets_needed = self._resets + 1
 
     def _submit(self, job_id: int, chunks: SealedLoadStoreSpec, pages: GPULoadStoreSpec, request: str | None) -> bool:
-        start, (origin, resets) = time.monotonic(), chunks.epoch
-        self._resets = max(self._resets, resets)
+        start, (origin, resets, whole) = time.monotonic(), chunks.epoch
+        self.note(chunks.epoch)
         blocks, keys, contexts, messages = [], [], [], []
         for block, chunk, part in self._parts(chunks, pages):
             blocks.append(block)
@@ -171,7 +184,7 @@ class SealedWorker(OffloadingWorker):
             place = int(chunks.block_ids[chunk]) * self._spec.kv_bytes_per_chunk + self._first
             place += part * self._spec.config.worker_kv_bytes_per_block
             messages.append(self._memory[place : place + message_size(self._sizes[block.group])])
-        if self._paged is None or resets < self._resets_needed:
+        if self._paged is None or whole < self._resets_needed:
             future: Future[list[bool]] = Future()
             future.set_result([False] * len(blocks))
         else:
@@ -222,16 +235,22 @@ def pages_of(caches: CanonicalKVCaches) -> Pages:
 
 
 def _watch_weights(worker: SealedWorker) -> None:
-    """Have a worker know when vLLM changes the weights of its model, with or without a reset of the connector."""
+    """Have a worker know when vLLM changes the weights of its model, with or without a reset of the connector.
+
+    So does an adapter that is loaded in place: hashes have its name and path.
+    """
     watching = weakref.ref(worker)
-    for name in ("reload_weights", "update_weights"):
+    for name in ("reload_weights", "update_weights", "add_lora"):
         _watch(name, watching)
 
 
 def _watch(name: str, watching: weakref.ref[SealedWorker]) -> None:
     @functools.wraps(getattr(Worker, name))
     def changed(self: Any, *arguments: Any, **options: Any) -> Any:
-        if (worker := watching()) is not None:
+        is_change = name != "add_lora" or any(
+            getattr(each, "load_inplace", False) for each in (*arguments, *options.values())
+        )
+        if is_change and (worker := watching()) is not None:
             worker.require_reset()
         return old(self, *arguments, **options)
 

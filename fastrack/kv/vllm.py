@@ -12,7 +12,10 @@ from typing import Any, ClassVar, cast
 import torch
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole, KVConnectorTransferResults
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+    OffloadingConnectorMetadata,
+    OffloadingWorkerMetadata,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.kv_offload.base import CanonicalKVCaches, LookupResult, PrepareStoreOutput, ReqContext
 from vllm.v1.kv_offload.config import OffloadingConfig
@@ -24,7 +27,7 @@ from fastrack.format import message_size
 from fastrack.kv._hosts import require_version
 from fastrack.kv._meaning import BlockMeaning
 from fastrack.kv._settings import require_setting
-from fastrack.kv._vllm_worker import Failures, SealedLoadStoreSpec, SealedWorker
+from fastrack.kv._vllm_worker import Epoch, Failures, SealedLoadStoreSpec, SealedWorker
 
 _PLACE = "kv_connector_extra_config"
 _SPEC = {"spec_name": "SealedOffloadingSpec", "spec_module_path": "fastrack.kv.vllm"}
@@ -43,8 +46,8 @@ class SealedOffloadingConnector(OffloadingConnector):
     those of a draft model too, unless ``load_format="fastrack"`` opened them; ``adapters``, the version of the
     adapters, with ``enable_lora``.
 
-    Where weights change in a running server, nothing is stored or loaded until vLLM resets the cache of its connector,
-    and nothing from before opens then.
+    Where weights change in a running server, nothing is stored or loaded until vLLM resets the cache of its connector
+    and of the model's own memory, and nothing from before opens then.
 
     Examples
     --------
@@ -77,6 +80,28 @@ class SealedOffloadingConnector(OffloadingConnector):
         """Seal the blocks of these caches from now on."""
         self.connector_worker.spec.meaning = _meaning_of(self._config, self._caches, self.connector_worker.spec.config)
         super().register_kv_caches(kv_caches)
+
+    def build_connector_meta(self, scheduler_output: Any) -> SealedMetadata:
+        """Return the jobs of a step, and its epoch."""
+        return SealedMetadata(
+            **vars(super().build_connector_meta(scheduler_output)), epoch=self.scheduler.manager.epoch
+        )
+
+    def bind_connector_metadata(self, connector_metadata: SealedMetadata) -> None:
+        """Begin a step, whose blocks are of its epoch."""
+        self.worker.note(connector_metadata.epoch)
+        super().bind_connector_metadata(connector_metadata)
+
+    def reset_cache(self) -> bool | None:
+        """Reset the cache of the tiers, and note whether the model's own memory has no blocks any more either.
+
+        vLLM resets the latter first, but for a server whose requests go on: their blocks may be of older weights.
+        """
+        was_reset = super().reset_cache()
+        if self._kv_cache_manager is not None and not self._kv_cache_manager.usage:
+            manager = self.scheduler.manager
+            manager.epoch = manager.epoch._replace(whole=manager.epoch.resets)
+        return was_reset
 
     def unregister_kv_caches(self) -> None:
         """Let go of the caches, whose memory the server is about to give back."""
@@ -129,6 +154,13 @@ class SealedConnector(OffloadingConnector):
 
 
 @dataclasses.dataclass
+class SealedMetadata(OffloadingConnectorMetadata):
+    """Jobs of a step, and the epoch of the blocks that it computes."""
+
+    epoch: Epoch = dataclasses.field(kw_only=True)
+
+
+@dataclasses.dataclass
 class SealedWorkerMetadata(OffloadingWorkerMetadata):
     """Jobs that ended, and the keys of chunks with a block that was not stored or did not open, of all ranks."""
 
@@ -147,18 +179,18 @@ class SealedManager(TieringOffloadingManager):
     ----------
     failed : keys of chunks that are misses until they are stored again
     spoiled : keys of those that were stored again: a tier behind the primary one may have kept what did not open
-    epoch : as in `SealedLoadStoreSpec`
+    epoch : of this scheduler
     """
 
     failed: set[bytes]
     spoiled: set[bytes]
-    epoch: tuple[str, int]
+    epoch: Epoch
 
     @classmethod
     def take(cls, manager: TieringOffloadingManager) -> SealedManager:
         """Return a manager that vLLM has made, as one of this class: its spec makes it with all its tiers."""
         taken: Any = manager
-        taken.failed, taken.spoiled, taken.epoch = set(), set(), (os.urandom(16).hex(), 0)
+        taken.failed, taken.spoiled, taken.epoch = set(), set(), Epoch(os.urandom(16).hex())
         taken.__class__ = cls  # last: vLLM 0.33 may have a thread that uses it already
         return cast("SealedManager", taken)
 
@@ -199,7 +231,7 @@ class SealedManager(TieringOffloadingManager):
         """Forget all chunks. What a tier or a late worker still has of them does not open."""
         super().reset_cache()
         self.failed, self.spoiled = set(), set()
-        self.epoch = self.epoch[0], self.epoch[1] + 1
+        self.epoch = self.epoch._replace(resets=self.epoch.resets + 1)
 
     def _drop(self, key: bytes) -> None:
         """Remove a chunk from the primary tier, unless it is in use: vLLM would not store over it."""

@@ -23,6 +23,7 @@ import torch
 from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.lora.request import LoRARequest
 
 import fastrack
 from fastrack.format import HEADER_SIZE
@@ -305,6 +306,40 @@ def weights(folder):
     return found
 
 
+def late(folder):
+    """Answers after a reload of other weights, a reset before which came too early or while a request went on."""
+    [prompt] = prompts()
+    server = Server(folder, "plain-other")
+    found = {"other": server.ask([prompt])}
+    del server
+    server, other = Server(folder), {"weights_path": str(folder / "plain-other")}
+    found["cold"] = server.ask([prompt])
+    assert server.llm.reset_prefix_cache(reset_connector=True)
+    server.ask([prompt], tokens=1)  # vLLM hands its blocks to the worker a step later
+    server.llm.collective_rpc("reload_weights", kwargs=other)
+    found |= {"early": server.again([prompt]), "early again": server.again([prompt])}
+    assert server.llm.reset_prefix_cache(reset_connector=True)
+    server.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder / "plain")})
+    engine = server.llm.llm_engine
+    engine.add_request(
+        "held", {"prompt_token_ids": prompt}, SamplingParams(temperature=0, max_tokens=8, detokenize=False)
+    )
+    for _ in range(3):
+        engine.step()
+    server.llm.collective_rpc("reload_weights", kwargs=other)
+    found["held"] = server.llm.reset_prefix_cache(reset_connector=True)
+    while engine.has_unfinished_requests():
+        engine.step()
+    found |= {"mixed": server.again([prompt]), "mixed again": server.again([prompt])}
+    assert server.llm.reset_prefix_cache(reset_connector=True)
+    found |= {"reset": server.ask([prompt]), "stored": server.again([prompt])}
+    engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.add_lora = lambda _: True
+    for in_place in (False, True):
+        server.llm.collective_rpc("add_lora", args=(LoRARequest("name", 1, "path", load_inplace=in_place),))
+        found[f"in place {in_place}"] = server.again([prompt])
+    return found
+
+
 def chunks(folder):
     """Three blocks to a chunk: a load that begins inside of one, and a bad block in the middle of a chunk."""
     server = Server(folder, extra={"blocks_per_chunk": 3})
@@ -322,7 +357,7 @@ def chunks(folder):
     return found
 
 
-JOBS = {each.__name__: each for each in (faults, tiers, groups, ranks, weights, chunks)}
+JOBS = {each.__name__: each for each in (faults, tiers, groups, ranks, weights, late, chunks)}
 
 if __name__ == "__main__":
     answer = JOBS[sys.argv[1]](Path(sys.argv[2]))
