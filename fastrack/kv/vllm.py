@@ -31,6 +31,8 @@ from fastrack.kv._vllm_worker import Epoch, Failures, SealedLoadStoreSpec, Seale
 
 _PLACE = "kv_connector_extra_config"
 _SPEC = {"spec_name": "SealedOffloadingSpec", "spec_module_path": "fastrack.kv.vllm"}
+_MEDIA = ("mm_processor_kwargs", "media_io_kwargs", "video_pruning_rate")
+"""Settings of a server that change what an image becomes. vLLM hashes those of a request alone with the image."""
 _NAMESPACE = "fastrack_namespace"  # what the spec gets of the connector, as vLLM gives it no more than the settings
 
 
@@ -313,13 +315,13 @@ def _checked(vllm_config: VllmConfig) -> dict[str, Any]:
 def _model_of(vllm_config: VllmConfig) -> dict[str, Any]:
     """Return what a meaning has of the model, as all processes of a server know it."""
     settings, model = vllm_config.kv_transfer_config.kv_connector_extra_config, vllm_config.model_config
-    load = vllm_config.load_config
+    load, media = vllm_config.load_config, model.multimodal_config
     sealed = dict(load.model_loader_extra_config).get("file") if load.load_format == "fastrack" else None
     return {
         "model": sealed or model.served_model_name,
         "weights": sealed or require_setting(settings, _PLACE, "edition"),
         "quantization": model.quantization and str(model.quantization),
-        "overrides": str(model.hf_overrides),
+        "overrides": [str(model.hf_overrides), *(str(getattr(media, name, None)) for name in _MEDIA)],
         "adapter": require_setting(settings, _PLACE, "adapters") if vllm_config.lora_config else None,
     }
 

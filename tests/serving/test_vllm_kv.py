@@ -262,6 +262,33 @@ def test_settings_that_would_let_a_bad_block_pass_are_refused_at_the_start(folde
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_settings_that_change_what_an_image_becomes_are_of_the_model():
+    from types import SimpleNamespace
+
+    from fastrack.kv.vllm import _model_of
+
+    def model(overrides=None, **media):
+        config = SimpleNamespace(
+            served_model_name="llama",
+            quantization=None,
+            hf_overrides=overrides,
+            multimodal_config=SimpleNamespace(**media),
+        )
+        return SimpleNamespace(
+            kv_transfer_config=SimpleNamespace(kv_connector_extra_config={"edition": "1"}),
+            model_config=config,
+            load_config=SimpleNamespace(load_format="auto", model_loader_extra_config={}),
+            lora_config=None,
+        )
+
+    values = ({"num_crops": 4}, {"video": {"num_frames": 8}}, 0.5)
+    names = ("mm_processor_kwargs", "media_io_kwargs", "video_pruning_rate")
+    given = [{}, {"overrides": {"rope": 1}}, *({name: value} for name, value in zip(names, values, strict=True))]
+    texts = {json.dumps(_model_of(model(**each))) for each in given}
+    assert len(texts) == len(given)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_pages_are_those_of_the_device_of_the_caches_and_other_devices_are_named(monkeypatch):
     import types
 
