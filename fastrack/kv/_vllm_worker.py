@@ -225,7 +225,8 @@ def pages_of(caches: CanonicalKVCaches) -> Pages:
     if device.type == "cpu" and not others:
         return HostPages(groups, get_engine())
     if device.type == "cuda" and not others:
-        pages: Pages = import_module("fastrack._devices.paged.cuda").CudaPages.on(str(device), groups, arrays[0])
+        first = arrays[0][0]  # blocks of several layers, or with padding, are no contiguous array, but each page is one
+        pages: Pages = import_module("fastrack._devices.paged.cuda").CudaPages.on(str(device), groups, first)
         return pages
     got = ", ".join(sorted(map(str, [device, *others])))
     raise DeviceError(

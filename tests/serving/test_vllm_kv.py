@@ -308,11 +308,22 @@ def test_pages_are_those_of_the_device_of_the_caches_and_other_devices_are_named
     with pytest.raises(fastrack.DeviceError, match="got them on cpu, meta"):
         _vllm_worker.pages_of(caches(array, array.to("meta")))
     # In place of a CUDA device: what is asked of an array, and the module of that device's pages.
-    stand_in = types.SimpleNamespace(
-        device=torch.device("cuda:1"), data_ptr=lambda: 4096, stride=lambda _: 64, element_size=lambda: 1
-    )
+    padded = torch.zeros(4, 64, dtype=torch.int8)[:, :48]
+
+    class StandIn:
+        device = torch.device("cuda:1")
+        stride, element_size = padded.stride, padded.element_size
+
+        def data_ptr(self):
+            return 4096
+
+        def __getitem__(self, block):
+            return padded[block]
+
     module = types.SimpleNamespace(CudaPages=types.SimpleNamespace(on=lambda *arguments: arguments))
     monkeypatch.setattr(_vllm_worker, "import_module", {"fastrack._devices.paged.cuda": module}.__getitem__)
-    device, groups, of_caller = _vllm_worker.pages_of(caches(stand_in))
-    assert (device, of_caller) == ("cuda:1", stand_in)
+    device, groups, of_caller = _vllm_worker.pages_of(caches(StandIn()))
+    assert device == "cuda:1"
+    assert of_caller.is_contiguous()  # as a device asks of an array that is written to
+    assert not padded.is_contiguous()
     assert groups == [[(4096, 64, 48)], [(4096, 64, 64)]]
