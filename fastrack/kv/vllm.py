@@ -99,7 +99,7 @@ class SealedOffloadingConnector(OffloadingConnector):
 
         vLLM resets the latter first, but for a server whose requests go on: their blocks may be of older weights.
         """
-        was_reset = super().reset_cache()
+        was_reset: bool | None = super().reset_cache()
         if self._kv_cache_manager is not None and not self._kv_cache_manager.usage:
             manager = self.scheduler.manager
             manager.epoch = manager.epoch._replace(whole=manager.epoch.resets)
