@@ -16,7 +16,7 @@ from fastrack._devices.paged.base import PagedBlock, Pages
 from fastrack._keys.keyring import KeyLike
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.fork import per_process
-from fastrack.errors import DeviceError
+from fastrack.errors import ClosedError, DeviceError
 from fastrack.format import HEADER_SIZE, NONCE_SIZE, SALT_SIZE
 from fastrack.kv._sealer import REFUSED, BlockContext, BlockSealer
 
@@ -73,7 +73,7 @@ class PagedSealer:
     ) -> Future[list[bool]]:
         try:
             after = self._pages.mark()
-        except DeviceError as error:  # a server goes on without these blocks
+        except (ClosedError, DeviceError) as error:  # a server goes on without these blocks
             self.sealer.count("failed", f"blocks were not moved: {type(error).__name__}", len(blocks))
             failed: Future[list[bool]] = Future()
             failed.set_result([False] * len(blocks))

@@ -10,7 +10,7 @@ from fastrack import Key
 from fastrack._crypto.engine import get_engine
 from fastrack._devices.paged.base import PagedBlock, Piece
 from fastrack._devices.paged.host import HostPages
-from fastrack.errors import DeviceError
+from fastrack.errors import ClosedError, DeviceError
 from fastrack.format import HEADER_SIZE, message_size
 from fastrack.kv import BlockContext, BlockSealer
 from fastrack.kv._paged import PagedSealer
@@ -150,6 +150,20 @@ def test_a_device_that_fails_leaves_messages_that_do_not_open_and_raises_nothing
     monkeypatch.setattr(Broken, "fails", True)
     assert broken.paged.load(CONTEXTS, ALL, messages).result() == [False] * 6
     assert dict(broken.paged.sealer.counts) == {"unstored": 6, "refused": 6, "sealed": 6, "failed": 6}
+
+
+@pytest.mark.parametrize("error", [DeviceError, ClosedError])
+def test_a_device_without_a_mark_of_the_callers_work_moves_no_block_and_raises_nothing(broken, monkeypatch, error):
+    messages, before = broken.messages(ALL), broken.copy()
+
+    def mark(_):
+        raise error("it does not answer")
+
+    monkeypatch.setattr(Broken, "mark", mark)
+    assert broken.paged.store(CONTEXTS, ALL, messages).result(0) == [False] * 6
+    assert broken.paged.load(CONTEXTS, ALL, messages).result(0) == [False] * 6
+    assert all(np.array_equal(each, old) for each, old in zip(broken.copy(), before, strict=True))
+    assert dict(broken.paged.sealer.counts) == {"failed": 12}
 
 
 def test_loads_do_not_wait_for_stores_and_the_end_waits_for_both(broken, monkeypatch):
