@@ -143,12 +143,14 @@ def test_after_other_weights_nothing_is_loaded_until_a_reset_and_nothing_old_ope
 
 def test_after_other_weights_a_reset_counts_that_comes_after_them_and_ends_what_the_model_has(folder):
     found = run("late", folder)
-    others = found["other"][0]
-    assert found["cold"][0] != others
+    others, tokens = found["other"][0], found["cold"][0]
+    assert tokens != others
     assert found["held"] is False
-    for name in ("early", "early again", "mixed", "mixed again", "reset", "in place True"):
+    for name in ("early", "early again", "mixed", "mixed again", "reset"):
         assert found[name] == [others, [0]], name
-    assert found["stored"] == found["in place False"] == [others, [ALL]]
+    assert found["stored"] == [others, [ALL]]
+    assert found["paused"] == found["in place True"] == [tokens, [0]]
+    assert found["paused again"] == found["in place False"] == [tokens, [ALL]]
 
 
 def test_a_load_begins_inside_of_a_chunk_whose_blocks_are_messages_each(folder):

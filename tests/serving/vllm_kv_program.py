@@ -333,7 +333,12 @@ def late(folder):
     found |= {"mixed": server.again([prompt]), "mixed again": server.again([prompt])}
     assert server.llm.reset_prefix_cache(reset_connector=True)
     found |= {"reset": server.ask([prompt]), "stored": server.again([prompt])}
-    engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.add_lora = lambda _: True
+    core = engine.engine_core.engine_core
+    core.pause_scheduler("keep")  # which resets both caches, before there are other weights
+    server.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder / "plain")})
+    core.resume_scheduler()
+    found |= {"paused": server.ask([prompt]), "paused again": server.again([prompt])}
+    core.model_executor.driver_worker.worker.model_runner.add_lora = lambda _: True
     for in_place in (False, True):
         server.llm.collective_rpc("add_lora", args=(LoRARequest("name", 1, "path", load_inplace=in_place),))
         found[f"in place {in_place}"] = server.again([prompt])
