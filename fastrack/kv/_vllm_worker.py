@@ -36,7 +36,7 @@ from fastrack.kv._sealer import BlockContext
 
 
 class Epoch(NamedTuple):
-    """What has chunks of a scheduler open only until its cache is reset."""
+    """A mark of chunks, which open only until their scheduler's cache is reset."""
 
     origin: str  # the scheduler's own mark
     resets: int = 0  # of its cache
