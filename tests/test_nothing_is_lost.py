@@ -103,7 +103,7 @@ OTHERS = {
     "Journal TourLedger DeviceCollateral": "store each call by itself",
     "_Server": "answers, and stores by a Journal",
     "SealedAdapter SealedTier": "have threads that Python waits for, and files that a miss replaces",
-    "Pages HostPages CudaPages PagedSealer": "belong to a worker; what was not stored or loaded is a miss",
+    "Pages HostPages CudaPages PagedSealer SealedWorker": "belong to a worker; what was not stored or loaded is a miss",
     "_Chunk _Hashing": "write machine code",
 }
 

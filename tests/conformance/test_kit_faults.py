@@ -11,6 +11,7 @@ from fastrack_testkit import cases
 from fastrack import Key
 from fastrack._crypto import derivation
 from fastrack._documents import canonical as documents
+from fastrack._documents import strict
 from fastrack._keys import grants, key_files, signing, wrapped
 from fastrack._samples import stored
 from fastrack._sealed import contexts, file_header, messages, metadata, scales
@@ -100,7 +101,7 @@ FAULTS = [
     ("sealed.commitment", "commitments are not compared", derivation, "derive_rows", result(nothing)),
     ("sealed.tag", "a chunk with a wrong tag is zeros, and no error", messages.OpenMessage, "read", swallow),
     ("sealed.entry.members", "entries may have more members", metadata, "_MEMBERS", into(ANY)),
-    ("sealed.entries.duplicate", "members may be there twice", documents, "unique", into(dict)),
+    ("sealed.entries.duplicate", "members may be there twice", strict, "unique", into(dict)),
     ("sealed.purpose", "contexts do not have the kind", contexts, "_around_name", given(lambda _: "tensor")),
     ("sealed.binding", "bindings are not compared", contexts.Binding, "check", into(nothing)),
     ("sealed.guard", "any entry of its name is the guard", file_header, "_SORTED_GUARD", into(ANY)),
