@@ -21,7 +21,7 @@ KEY = Key.from_bytes(bytes(range(32)))
 TEXT = "the quick lazy fox"
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog"]
 BYTES = [bytes([number]) for number in range(256)]
-MERGES = [b"th", b"the", b"fo", b"fox", b"qu", b"la"]
+MERGES = [b"th", b"the", b"ox", b"fox", b"qu", b"la"]
 # Of code beside a model, and of Mistral's mode of vLLM.
 MORE = ("tiktoken.model", "tokenizer.model.v3", "tokenizer.mm.model.v7", "ice_text.model", "any.vocab", "vocab")
 
@@ -43,7 +43,7 @@ def tiktoken_ranks():
 
 def merged_words():
     """Return the codes and the vocabulary of fastBPE."""
-    codes = "".join(f"{pair} 9\n" for pair in ("t h", "th e</w>", "f o", "fo x</w>"))
+    codes = "".join(f"{pair} 9\n" for pair in ("t h", "th e</w>", "o x</w>", "f ox</w>"))
     return codes.encode(), "".join(f"{word} 5\n" for word in ("the", "fox", "q@@", "u@@", "i@@", "c@@", "k")).encode()
 
 
@@ -55,8 +55,8 @@ def byte_pairs():
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     characters = list(bytes_to_unicode().values())
-    vocabulary = {word: number for number, word in enumerate([*characters, "th", "the", "fo", "fox", "<|endoftext|>"])}
-    return json.dumps(vocabulary).encode(), b"#version: 0.2\nt h\nth e\nf o\nfo x\n"
+    vocabulary = {word: number for number, word in enumerate([*characters, "th", "the", "ox", "fox", "<|endoftext|>"])}
+    return json.dumps(vocabulary).encode(), b"#version: 0.2\nt h\nth e\no x\nf ox\n"
 
 
 KINDS = {
