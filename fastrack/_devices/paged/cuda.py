@@ -62,8 +62,9 @@ class CudaPages:
         self._sizes = [sum(piece.size for piece in group) for group in groups]
         self.slab = max(slab, *map(ciphertext_size, self._sizes))
         self.landing = staging_memory(self._pipeline.driver, _READ_SIZE, pageable=False)
-        self._buffers: dict[type[_Call], list[CudaStagingBuffer]] = {_Keeping: [], _Restoring: []}
-        self._using = per_process(self, "_using", lambda: {kind: threading.Lock() for kind in (_Keeping, _Restoring)})
+        kinds: tuple[type[_Call], ...] = _Keeping, _Restoring
+        self._buffers: dict[type[_Call], list[CudaStagingBuffer]] = {kind: [] for kind in kinds}
+        self._using = per_process(self, "_using", lambda: {kind: threading.Lock() for kind in kinds})
         self._events = deque[Event]()  # of marks that nothing holds any more
         self._close: Callable[[], None] = lambda: None
 
