@@ -241,7 +241,7 @@ def is_bad(weight, dtype):
 
 def test_what_reads_files_gets_a_private_copy_of_what_was_authenticated(folder, tmp_path):
     made = from_pretrained(Tokenizer, folder, "more", keys=KEY, use_fast=True)
-    assert made.names == ["config.json", "model.safetensors", "vocab.txt"]  # no code
+    assert made.names == ["config.json", "extra.bin", "model.safetensors", "vocab.txt"]  # no code
     with pytest.raises(safetensors.SafetensorError, match="sealed by fastrack"):  # and nothing that is sealed
         safetensors.torch.load((made.path / "model.safetensors").read_bytes())
     assert made.mode == 0o500
