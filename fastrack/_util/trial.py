@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 dry_run: ContextVar[Callable[[int], None] | None] = ContextVar("fastrack_dry", default=None)
-"""How a dry run ends: the function raises its end, with the size of the file that would be made next."""
+"""End a dry run by this function: it raises the end, with the size of the file that would be made next."""
 
 
 class Trial:
