@@ -187,6 +187,9 @@ class BlockFolder:
             return False
         except OSError as error:
             self.sealer.count("unreadable", f"{self.path}: a block could not be read: {os.strerror(error.errno or 0)}")
+            if isinstance(error, PermissionError):  # or it would be found, and not be read, for ever
+                with contextlib.suppress(OSError), self._opened(name) as at:
+                    os.unlink(name, dir_fd=at)
             return False
         return size == message.size
 

@@ -333,3 +333,17 @@ def test_no_descriptor_is_left(folder):
         folder.has(other)
         folder.remove(other)
     assert count() == before
+
+
+def test_a_file_that_may_not_be_read_is_a_miss_once(folder, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    block, opened = block_of(1000), np.empty(1000, np.uint8)
+    assert folder.put(HERE, block)
+    monkeypatch.setattr(_folder.os, "fstat", refuse)
+    assert not folder.get(HERE, opened)
+    monkeypatch.undo()
+    assert not folder.has(HERE)
+    assert folder.put(HERE, block)
+    assert folder.get(HERE, opened)
