@@ -83,8 +83,9 @@ class PagedSealer:
     def _store(
         self, contexts: Sequence[BlockContext], blocks: Sequence[PagedBlock], messages: Sequence[Bytes], after: Any
     ) -> list[bool]:
-        keys = MessageKeys(len(blocks))
+        keys = MessageKeys(0)  # wiped in any case, also where there is no memory for more
         try:
+            keys = MessageKeys(len(blocks))
             for message in messages:
                 message[:HEADER_SIZE] = 0  # a message that is written by half does not open
             headers = [derivation.new_header(os.urandom(SALT_SIZE)) for _ in blocks]
@@ -103,8 +104,9 @@ class PagedSealer:
     def _load(
         self, contexts: Sequence[BlockContext], blocks: Sequence[PagedBlock], messages: Sequence[Bytes], after: Any
     ) -> list[bool]:
-        keys = MessageKeys(len(blocks))
+        keys = MessageKeys(0)
         try:
+            keys = MessageKeys(len(blocks))
             headers = [message[:HEADER_SIZE].tobytes() for message in messages]
             self._derive(keys, headers, contexts)
             is_own = [keys.commitment(row) == header[SALT_SIZE:] for row, header in enumerate(headers)]

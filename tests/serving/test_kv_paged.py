@@ -12,7 +12,7 @@ from fastrack._devices.paged.base import PagedBlock, Piece
 from fastrack._devices.paged.host import HostPages
 from fastrack.errors import ClosedError, DeviceError
 from fastrack.format import HEADER_SIZE, message_size
-from fastrack.kv import BlockContext, BlockSealer
+from fastrack.kv import BlockContext, BlockSealer, _paged
 from fastrack.kv._paged import PagedSealer
 
 BLOCKS = 6
@@ -196,3 +196,18 @@ def test_a_forked_child_has_threads_of_its_own(server):
         is_right = server.paged.load(CONTEXTS, ALL, messages).result(20) == [True] * 6
         os._exit(0 if is_right else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_process_without_memory_for_keys_stores_and_loads_nothing(server, monkeypatch):
+    messages = server.messages(ALL)
+    server.paged.store(CONTEXTS, ALL, messages).result()
+    made = _paged.MessageKeys
+
+    def keys(count):
+        if count:
+            raise MemoryError
+        return made(count)
+
+    monkeypatch.setattr(_paged, "MessageKeys", keys)
+    assert server.paged.store(CONTEXTS, ALL, server.messages(ALL)).result() == [False] * 6
+    assert server.paged.load(CONTEXTS, ALL, messages).result() == [False] * 6
