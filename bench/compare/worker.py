@@ -137,6 +137,7 @@ def measure(root: str, line: Line) -> int:
     line.say("hello", fastrack=str(module))
     if not module.is_relative_to(Path(sys.prefix).resolve()):
         return 2
+    sys.path.append(root)  # scripts of bench/ import others as `bench.…`; fastrack itself is imported already
     options = ["--rootdir", root, "-c", f"{root}/pyproject.toml", "--continue-on-collection-errors", "-m", "guard"]
     options += ["-p", "no:cacheprovider", "--tb=short", "-q", "-s", f"{root}/bench"]
     return int(pytest.main(options, plugins=[Baton(line)]))
