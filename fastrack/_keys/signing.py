@@ -16,7 +16,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey, MLDSA65PublicKey
 
-from fastrack._documents.canonical import decode_bytes, encode, encode_bytes
+from fastrack._documents.canonical import decode_bytes, encode, encode_bytes, require
 from fastrack._documents.fields import TEXT, Field, FieldError
 from fastrack._documents.strict import parse_strict
 from fastrack._keys.key_files import PublicKey, SecretKey
@@ -184,14 +184,16 @@ class Signer(SecretKey):
 def sign_envelope(payload: bytes, payload_type: str, signers: Iterable[Signer]) -> bytes:
     """Return a DSSE envelope with a signature of each signer."""
     message = _pre_authentication_encoding(payload_type, payload)
-    return _write_envelope(payload, payload_type, [(signer.verifier.id, signer.sign(message)) for signer in signers])
+    signatures = [(signer.verifier.id, signer.sign(message)) for signer in signers]
+    return _write_envelope(base64.b64encode(payload), payload_type, signatures)
 
 
 def _write_envelope(payload: bytes, payload_type: str, signatures: Iterable[tuple[str, bytes]]) -> bytes:
+    """Return an envelope of a payload in base64."""
     entries = [{"keyid": key_id, "sig": encode_bytes(signature)} for key_id, signature in signatures]
     # Joined by hand: for a large payload `json` would take longer than the signature.
     head = encode({"payloadType": payload_type, "signatures": entries}, end=b"\n")
-    return b'{"payload":"%s",%s' % (base64.b64encode(payload), head[1:])
+    return b'{"payload":"%s",%s' % (payload, head[1:])
 
 
 def open_envelope(
@@ -202,7 +204,7 @@ def open_envelope(
     Raise FormatError if `envelope` is no envelope, or one of another type. Raise SignatureError if it has no valid
     signature of a trusted key.
     """
-    payload, found_type, signatures = _parse_envelope(envelope, source)
+    payload, _, found_type, signatures = _parse_envelope(envelope, source)
     return payload, _find_signer(payload, found_type, signatures, payload_type, trusted, source)
 
 
@@ -213,9 +215,9 @@ def open_canonical(
 
     No byte of it can be changed unheard. Raise FormatError if it has another form.
     """
-    payload, found_type, signatures = _parse_envelope(envelope, source)
+    payload, text, found_type, signatures = _parse_envelope(envelope, source)
     signer = _find_signer(payload, found_type, signatures, payload_type, trusted, source)
-    if _write_envelope(payload, payload_type, [(signer.id, signatures[0])]) != envelope:
+    if _write_envelope(text.encode(), payload_type, [(signer.id, signatures[0])]) != envelope:
         raise FormatError(f"{source}: expected one signature, in canonical form, got another form. Get it again")
     return payload, signer
 
@@ -255,11 +257,17 @@ def read_unverified_payload(envelope: bytes, *, source: str = "the document") ->
     return _parse_envelope(envelope, source)[0]
 
 
-def _parse_envelope(envelope: bytes, source: str) -> tuple[bytes, str, list[bytes]]:
+def _parse_envelope(envelope: bytes, source: str) -> tuple[bytes, str, str, list[bytes]]:
+    """Return the payload, the same in base64, its type and the signatures."""
     try:
-        admit(bytes(envelope), "envelope")
-        document = parse_strict(str(envelope, "utf-8"))
-        payload = decode_bytes(document["payload"])
+        text, rest = _cut_payload(bytes(envelope))
+        admit(rest, "envelope")
+        document = parse_strict(str(rest, "utf-8"))
+        if text is not None:
+            require("payload" not in document, "payload")  # another parser may take that one
+        else:
+            text = document["payload"]
+        payload = decode_bytes(text)
         payload_type = document["payloadType"]
         signatures = [decode_bytes(entry["sig"]) for entry in document["signatures"]]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -271,7 +279,21 @@ def _parse_envelope(envelope: bytes, source: str) -> tuple[bytes, str, list[byte
         raise FormatError(
             f"{source} is not a signed document: expected a type and at most {_SIGNATURES_LIMIT} signatures"
         )
-    return payload, payload_type, signatures
+    return payload, text, payload_type, signatures
+
+
+def _cut_payload(envelope: bytes) -> tuple[str | None, bytes]:
+    """Cut the payload out of an envelope that begins with it, as `sign_envelope` writes them: JSON has no part in it.
+
+    Return its base64, and the envelope without it; (None, envelope) where JSON has to say where it ends.
+    """
+    begin = b'{"payload":"'
+    if envelope.startswith(begin):
+        end = envelope.find(b'",', len(begin))
+        text = envelope[len(begin) : end]
+        if end > 0 and b"\\" not in text and b'"' not in text:
+            return text.decode("ascii"), b"{" + envelope[end + 2 :]
+    return None, envelope
 
 
 def _pre_authentication_encoding(payload_type: str, payload: bytes) -> bytes:

@@ -114,6 +114,38 @@ def test_a_payload_may_be_read_unverified(signer):
     assert read_unverified_payload(sign_envelope(b"payload", TYPE, [signer])) == b"payload"
 
 
+@pytest.mark.parametrize(
+    ("envelope", "payload"),
+    [
+        ('{"payload":"YWJj","payloadType":"t","signatures":[]}', b"abc"),
+        ('{"payload":"YWJj", "signatures":[] , "payloadType":"t"}\n', b"abc"),
+        ('{ "payload" : "YWJj", "payloadType": "t", "signatures": []}', b"abc"),
+        ('{"payload":"YWJj" ,"payloadType":"t","signatures":[]}', b"abc"),
+        ('{"payloadType":"t","signatures":[],"payload":"YWJj"}', b"abc"),
+        ('{"payload":"\\/\\/\\/\\/","payloadType":"t","signatures":[]}', b"\xff\xff\xff"),
+        ('{"payload":"YWJj","payload":"YWJk","payloadType":"t","signatures":[]}', None),
+        ('{"payload":"YWJj","payloadType":"t","signatures":[],"payload":"YWJj"}', None),
+        ('{"payload":"YWJj","payloadType":"t","signatures":[],"\\u0070ayload":"YWJk"}', None),
+        ('{"payload":"YWJj\n","payloadType":"t","signatures":[]}', None),
+        ('{"payload":"YW\\nJj","payloadType":"t","signatures":[]}', None),
+        ('{"payload":"YWJé","payloadType":"t","signatures":[]}', None),
+        ('{"payload":"YWJj","payloadType":"t","signatures":[]', None),
+        ('{"payload":"YWJj","payloadType":"t","signatures":[],}', None),
+        ('{"payload":"YWJj",}', None),
+        ('{"payload":"YWJj",', None),
+        ('{"payload":"YWJj', None),
+        ('{"payload":"', None),
+    ],
+)
+def test_the_payload_is_what_a_strict_parser_of_json_finds(envelope, payload):
+    if payload is None:
+        with pytest.raises(FormatError):
+            read_unverified_payload(envelope.encode())
+    else:
+        assert read_unverified_payload(envelope.encode()) == payload
+        assert base64.b64decode(json.loads(envelope)["payload"]) == payload
+
+
 def test_keys_are_saved_and_loaded(signer, tmp_path):
     signer.save(tmp_path / "owner.signer")
     signer.verifier.save(tmp_path / "owner.pub")
