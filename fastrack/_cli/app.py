@@ -47,7 +47,7 @@ def _show_version(requested: bool) -> None:
         raise typer.Exit
 
 
-_TOPICS = {  # the commands, each with what it does in a line of 80 columns
+_TOPICS = {  # the commands, some in pairs, with what they do in a line of 80 columns
     "Every day": {
         "keygen": "Make a key, or a key pair, that only you may read.",
         "import": "Seal images, text, records or tables into a dataset.",
@@ -56,30 +56,30 @@ _TOPICS = {  # the commands, each with what it does in a line of 80 columns
         "verify": "Check that all of it is what its owner sealed.",
         "unseal": "Authenticate and decrypt into plain files.",
         "index": "List the shards of a dataset, to open it by one file.",
-        "help": f"On a COMMAND or {', '.join(TOPICS)}.",
+        "help": f"On COMMAND or {', '.join(TOPICS)}.",
     },
     "Keys and sharing": {
-        "key": "Show which keys are here, by their ids; nothing secret.",
-        "grant": "Give a key to others, in a signed file beside the data.",
+        "key, grant": "Show which keys are here; give one to others, beside the data.",
         "rekey": "Seal a file or a dataset under another key.",
         "publish": "Sign a manifest of files, as their next version.",
         "anchor": "Remember the newest version of such files.",
     },
     "Machines": {
+        "run": "Run a server that opens sealed folders by its own code.",
         "doctor": "Examine this machine: what is protected, what is not.",
         "warmup": "Load the kernels on the GPU of this machine.",
-        "bench": "Measure the steps from the bounce path to fastrack.",
-        "demo": "Seal, open, train, refuse a forgery, and measure speeds.",
+        "bench, demo": "Measure the steps from the bounce path on; run everything once.",
         "plan": "Predict what transfers, epochs and checkpoints take.",
         "attest": "Give keys to a machine that proves what it is, by files.",
         "broker": "Grant keys to such machines, over HTTPS.",
         "tour": "Train one model on the data of several holders in turn.",
     },
 }
-_TEXTS = {name: text for texts in _TOPICS.values() for name, text in texts.items()}
+_TEXTS = {name: text for texts in _TOPICS.values() for names, text in texts.items() for name in names.split(", ")}
 _PLACES = {  # of the commands that no file of their name in `commands` has
     "import": "commands.import_:import_",
     "help": "help:help_",
+    "run": "serving.run:run",
     "attest": "attest.app:app",
     "broker": "commands.broker:app",
     "tour": "tours.app:app",

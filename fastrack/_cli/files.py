@@ -89,7 +89,14 @@ def open_ring(sources: str | Sequence[str] | None, *, to: Literal["open", "seal"
 
     Without keys, the advice of the error depends on `to`, because a new key opens nothing.
     """
-    from fastrack._keys.keyring import KEY_FILE_VARIABLE, KeyRing
+    from fastrack._keys.keyring import KeyRing
+
+    return KeyRing.resolve(key_sources(sources, to=to) or None)
+
+
+def key_sources(sources: str | Sequence[str] | None, *, to: Literal["open", "seal"] = "open") -> list[str]:
+    """Return the sources that ``--key`` names; none if the environment names one. Refuse keys, and no source at all."""
+    from fastrack._keys.keyring import KEY_FILE_VARIABLE
     from fastrack._util.key_text import looks_secret
 
     named = [sources] if isinstance(sources, str) else list(sources or ())
@@ -104,7 +111,7 @@ def open_ring(sources: str | Sequence[str] | None, *, to: Literal["open", "seal"
         made, identified = "`fastrack keygen` makes one", "`fastrack inspect` shows the id of the key that opens a file"
         advice = made if to == "seal" else identified
         raise UnknownKeyError(f"no key was given; name a key file with --key or {KEY_FILE_VARIABLE}. {advice}")
-    return KeyRing.resolve(named or None)
+    return named
 
 
 def check_sealed(file: "SealedFile", ring: "KeyRing") -> None:

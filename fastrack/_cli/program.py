@@ -23,6 +23,7 @@ _WIDEST = 100  # columns: longer lines of text are hard to read
 _NARROW = 60  # columns, below which a definition stands under its term
 _TERMS = 24  # columns of the terms of definitions, at most
 _CODE = " " * 4  # before a line to copy
+BEHIND = "fastrack.behind"  # of a context's meta: the words behind --, which arguments have, too
 _DEFINITION = re.compile(r"  (\S.*?)(?:  +(.*))?")
 _ClickException: Any = typer.BadParameter.__mro__[2]  # the base of its errors, which Typer does not export
 # What other programs call a command, and what the command does.
@@ -77,7 +78,9 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse a command line. Refuse what begins with one dash in the place of two, or is a file."""
         options = _options_of(self)
-        for word in args[: args.index("--") if "--" in args else None]:
+        end = args.index("--") if "--" in args else len(args)
+        ctx.meta[BEHIND] = args[end + 1 :]
+        for word in args[:end]:
             if re.fullmatch(r"-[^-].+", word, re.DOTALL) and not ctx.resilient_parsing:
                 name = f"-{word.partition('=')[0]}"
                 if name in options:

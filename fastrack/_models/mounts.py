@@ -33,6 +33,7 @@ from fastrack._sets.folder import (
 )
 from fastrack._sets.folder_writer import write_unsealed
 from fastrack._util.endings import remove_own
+from fastrack._util.fork import report
 from fastrack._util.public import public
 from fastrack.errors import FastrackError
 
@@ -126,7 +127,7 @@ def mount_folder(
 
 
 class Mount:
-    """A private folder that stands for a sealed one. Files in `hidden` are left out."""
+    """A private folder that stands for a sealed one: a new one, or that `at` a path. Files in `hidden` are left out."""
 
     def __init__(
         self,
@@ -136,11 +137,9 @@ class Mount:
         code: bool = False,
         memfd: Iterable[str] = (),
         hidden: Iterable[str] = (),
+        at: Path | None = None,
     ) -> None:
-        self.folder, self._keys = folder, keys
-        self._failure: FastrackError | OSError | None = None
-        self._descriptors = contextlib.ExitStack()
-        self.path = Path(tempfile.mkdtemp(prefix="fastrack-")).resolve()
+        self._begin(Path(tempfile.mkdtemp(prefix="fastrack-")).resolve() if at is None else at, folder, keys)
         self._remove = weakref.finalize(self, remove_own, self.path, os.getpid())
         self._closed: list[str] = []  # names of sealed files that do not open here
         try:
@@ -152,9 +151,22 @@ class Mount:
         except BaseException:
             self._end()
             raise
-        add_handler("safe_open", _open_mounted)
-        add_handler("serialize_file", _refuse_mounted)
+        add_handler("safe_open", open_mounted)
+        add_handler("serialize_file", refuse_mounted)
         _mounts[str(self.path)] = self
+
+    @classmethod
+    def attach(cls, path: Path, folder: SealedFolder, keys: KeyRing) -> None:
+        """Open files below a private folder that another process fills and removes."""
+        mount = cls.__new__(cls)
+        mount._begin(path, folder, keys, is_reported=True)  # noqa: SLF001 - of this class
+        _mounts[str(path)] = mount
+
+    def _begin(self, path: Path, folder: SealedFolder, keys: KeyRing, *, is_reported: bool = False) -> None:
+        self.path, self.folder, self._keys = path, folder, keys
+        self._failure: FastrackError | OSError | None = None
+        self._is_reported = is_reported  # as no block raises it at its end
+        self._descriptors = contextlib.ExitStack()
 
     def _fill(self, code: bool, hidden: set[str]) -> None:
         stub = encode_header({}, {"format": "pt"}, guarded=True)  # what does not ask `safe_open` is told so
@@ -234,6 +246,8 @@ class Mount:
         try:
             yield
         except (FastrackError, OSError) as error:  # a missing file is a FastrackError here: the index lists it
+            if self._is_reported and self._failure is None:
+                report(str(error))
             self._failure = self._failure or error
             raise
 
@@ -270,19 +284,24 @@ class Mount:
             raise self._failure from None
 
 
-def _open_mounted(filename: Any, framework: Any = "pt", device: Any = "cpu", **_: Any) -> Any:
+def open_mounted(filename: Any, framework: Any = "pt", device: Any = "cpu", **_: Any) -> Any:
     """Open a file of a mounted folder, and no other."""
     mount, found = _find_mount(filename)
     opened = None if mount is None else mount.open(found[len(f"{mount.path}/") :], framework, device)
     return NotImplemented if opened is None else opened
 
 
-def _refuse_mounted(_tensors: Any, filename: Any, *_: Any, **__: Any) -> Any:
+def refuse_mounted(_tensors: Any, filename: Any, *_: Any, **__: Any) -> Any:
     """Refuse to write a file into a mounted folder, and no other."""
     mount, found = _find_mount(filename)
     if mount is not None:
         mount.refuse_save(found)
     return NotImplemented
+
+
+def is_mounted(path: str) -> bool:
+    """Return whether a path is that of a mounted folder."""
+    return path in _mounts
 
 
 def _find_mount(path: Any) -> tuple[Mount | None, str]:

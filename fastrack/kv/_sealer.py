@@ -14,12 +14,13 @@ from fastrack._crypto import derivation
 from fastrack._crypto.base import check_buffers
 from fastrack._crypto.engine import get_engine
 from fastrack._documents.canonical import encode
-from fastrack._keys.keyring import KeyLike, sealing_key
+from fastrack._keys.keyring import KeyLike
 from fastrack._keys.keys import Key
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.fork import per_process
 from fastrack.errors import AuthenticationError
 from fastrack.format import HEADER_SIZE, SALT_SIZE, message_size
+from fastrack.kv._settings import block_key
 
 _log = logging.getLogger("fastrack")
 REFUSED = "a block was altered, or is of another key, model, layout or tenant"
@@ -114,7 +115,7 @@ class BlockSealer:
     """
 
     def __init__(self, key: KeyLike | None = None, *, threads: int | None = None) -> None:
-        self.key = sealing_key(key)
+        self.key = block_key(key)
         self._engine = get_engine(threads=threads)
         self._counts: Counter[str] = Counter()
         self._lock = per_process(self, "_lock", threading.Lock)

@@ -6,6 +6,10 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from fastrack._keys.keyring import KeyLike, KeyRing, sealing_key
+from fastrack._keys.keys import Key
+from fastrack._models.launched import block_keys
+
 _TOLD_BY_NONE = {
     "edition": ("the version of the weights", "2026-11"),
     "adapters": ("the version of the adapters", "2026-11"),
@@ -47,6 +51,15 @@ def require_setting(given: Mapping[str, Any], place: str, name: str) -> str:
             f"it would open in each other's place. Write {name} into {place}, such as {example}"
         )
     return str(value)
+
+
+def block_key(given: KeyLike | None, *, is_shared: bool = True) -> Key:
+    """Return the key of a door: the one that was given, or that of ``fastrack run`` for blocks, or the default one.
+
+    Blocks that are not shared, with another server or the next start, have a random key of that program.
+    """
+    own = block_keys(is_shared=is_shared) if given is None and KeyRing.default() is None else None
+    return sealing_key(given if own is None else own)
 
 
 def limit_of(given: Mapping[str, Any], place: str) -> int | None:

@@ -25,7 +25,6 @@ from vllm.v1.worker.gpu_worker import Worker
 from fastrack._crypto.engine import get_engine
 from fastrack._devices.paged.base import PagedBlock, Pages, Piece
 from fastrack._devices.paged.host import HostPages
-from fastrack._keys.keyring import sealing_key
 from fastrack._patches.attributes import replace
 from fastrack._tensors.arrays import Bytes, empty_bytes
 from fastrack.errors import DeviceError, FormatError
@@ -33,6 +32,7 @@ from fastrack.format import message_size
 from fastrack.kv._meaning import BlockMeaning
 from fastrack.kv._paged import PagedSealer
 from fastrack.kv._sealer import BlockContext
+from fastrack.kv._settings import block_key
 
 
 class Epoch(NamedTuple):
@@ -83,7 +83,9 @@ class SealedWorker(OffloadingWorker):
     """
 
     def __init__(self, spec: Any) -> None:
-        self._spec, self._key = spec, sealing_key(spec.extra_config.get("keys"))
+        settings = spec.extra_config
+        self._spec = spec
+        self._key = block_key(settings.get("keys"), is_shared=bool(settings.get("secondary_tiers")))
         rank = 0 if spec.replicated_layout else spec.config.parallel.rank  # of equal blocks the first rank's are stored
         self._first = rank * spec.cpu_page_size_per_worker
         self._region = SharedOffloadRegion(

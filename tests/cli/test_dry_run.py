@@ -35,6 +35,7 @@ REASONS = {
     "bench": "measures, and writes figures where it is asked to",
     "demo": "writes into a folder of its own",
     "plan measure": "measures, and writes one new file",
+    "run": "runs a program",
     "warmup": "fills the cache of a compiler",
 }
 READS = {"key", "inspect", "verify", "doctor", "help", "attest show", "attest verify", "broker log", "tour verify"}

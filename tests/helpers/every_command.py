@@ -75,6 +75,7 @@ READING = {
     "key": "key owner.key",
     "inspect": "inspect sealed.safetensors folder",
     "verify": f"verify sealed.safetensors folder {KEY}",  # an anchor is moved on by it, and has tests of its own
+    "run": f"run folder {KEY} -- true folder",
     "doctor": "doctor",
     "help": "help seal",
     "warmup": "warmup",  # writes only in the cache of CuPy

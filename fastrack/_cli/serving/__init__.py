@@ -1,0 +1,1 @@
+"""Commands that serve sealed folders by programs of others."""

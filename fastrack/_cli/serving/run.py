@@ -1,0 +1,80 @@
+"""``fastrack run``: a program that opens sealed folders by its own code, unchanged."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fastrack._cli.errors import file_path, refuse_values
+from fastrack._cli.files import key_sources
+from fastrack._cli.options import AnchorFile, KeyFiles
+from fastrack._cli.program import BEHIND
+from fastrack._keys.keyring import KEY_FILE_VARIABLE
+from fastrack._models.launcher import Launcher
+from fastrack._sets.load_file import resolve_anchor
+
+
+def run(
+    ctx: typer.Context,
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FOLDER... -- COMMAND",
+            help="Sealed folders; FOLDER=PATH makes a link at PATH while COMMAND runs. Then the program and its "
+            "arguments, in which a private copy takes the place of each FOLDER.",
+        ),
+    ],
+    *,
+    key: KeyFiles = None,
+    kv_key: Annotated[
+        str | None,
+        typer.Option("--kv-key", metavar="KEY", help="The key of KV blocks. If absent, a random one of this start."),
+    ] = None,
+    anchor: AnchorFile = None,
+    code: Annotated[bool, typer.Option("--code", help="Copy authenticated Python files too, for remote code.")] = False,
+    memfd: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Decrypt this file, or those of a glob, into host memory, for loaders in C++; may be repeated.",
+        ),
+    ] = None,
+) -> None:
+    """Run a program that opens sealed folders by its own code, unchanged, with its children.
+
+    Each process opens the weights as it reads them with safetensors. Signals are passed on; the status is the
+    program's.
+    """
+    command = ctx.meta.get(BEHIND, [])
+    folders = dict(map(_split, words[: len(words) - len(command)]))
+    if not folders or not command:
+        got = "no folder" if command else "no command"
+        raise typer.BadParameter(
+            f"expected FOLDER... -- COMMAND, got {got}: `fastrack run sealed -- python serve.py sealed`",
+            param_hint="FOLDER",
+        )
+    if sys.platform != "linux":
+        raise OSError(f"`fastrack run` needs Linux, got {sys.platform}. Use fastrack.mount_folder in the program")
+    named, anchored, unmatched = key_sources(key), resolve_anchor(anchor), set(memfd or ())
+    with Launcher(named or [os.environ[KEY_FILE_VARIABLE]], kv_key) as launcher:
+        for folder, link in folders.items():
+            with refuse_values("--code"):
+                unmatched -= launcher.mount(folder, link=link, anchor=anchored, code=code, memfd=memfd or ())
+        if unmatched:
+            raise typer.BadParameter(
+                f"expected sealed files of the folders, got {', '.join(map(repr, sorted(unmatched))):.200}. Correct it",
+                param_hint="--memfd",
+            )
+        with refuse_values("FOLDER"):
+            shown = launcher.name_in(command)
+        own = {} if named else {KEY_FILE_VARIABLE: launcher.sources[0]}  # which the program may use by itself
+        status = launcher.run(shown, {**os.environ, **own})
+    raise typer.Exit(status)
+
+
+def _split(word: str) -> tuple[str, Path | None]:
+    """Return a folder, and the path of a link to its private copy, if the word has one."""
+    folder, equal, link = word.rpartition("=")
+    return (word, None) if not equal or Path(word).is_dir() else (folder, file_path(link))

@@ -1,0 +1,91 @@
+"""Open the sealed folders of ``fastrack run`` in the processes of its program, below the private copies of these."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fastrack._patches.safetensors import add_handler
+from fastrack._util.fork import per_process
+from fastrack.errors import RollbackError
+
+VARIABLE = "FASTRACK_RUN"
+"""The environment variable that ``fastrack run`` sets for its program: the folders of its descriptions."""
+
+DESCRIPTION = "run.json"
+
+_lock = per_process(sys.modules[__name__], "_lock", threading.Lock)
+
+
+def attach() -> None:
+    """Open files of the private copies from now on, in this process and those that it forks."""
+    add_handler("safe_open", functools.partial(_ask, "open_mounted"))
+    add_handler("serialize_file", functools.partial(_ask, "refuse_mounted", at=1))
+
+
+def block_keys(*, is_shared: bool) -> str | None:
+    """Return the source of the key of KV blocks, if ``fastrack run`` has one for this process.
+
+    It is what ``--kv-key`` names; else, for blocks that no other server and no later start reads, a random one.
+    """
+    found = [each["blocks"] for each in _describe().values()][:1]
+    source = next((each.get("named") or (None if is_shared else each.get("random")) for each in found), None)
+    return None if source is None else str(source)
+
+
+def _ask(name: str, *args: Any, at: int = 0, **options: Any) -> Any:
+    """Have a mounted folder handle a call, once this process has opened the sealed one. Leave other calls."""
+    path = args[at] if len(args) > at else options.get("filename")
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        return NotImplemented
+    found = os.path.realpath(os.fsdecode(path))
+    root = next((root for root in _describe() if found.startswith(f"{root}/")), None)
+    if root is None:
+        return NotImplemented
+    from fastrack._models import mounts
+
+    with _lock:
+        if not mounts.is_mounted(root):
+            _open(root, _describe()[root])
+    return getattr(mounts, name)(*args, **options)
+
+
+def _open(root: str, description: Mapping[str, Any]) -> None:
+    """Open a sealed folder, and refuse another one than the launcher opened."""
+    from fastrack._keys.keyring import KeyRing
+    from fastrack._models.mounts import Mount
+    from fastrack._sets.folder import load_folder
+
+    ring = KeyRing.resolve(description["keys"])
+    folder = load_folder(description["folder"], ring)
+    if folder.file_id != description["index"]:
+        raise RollbackError(
+            f"{folder.path}: expected the folder that `fastrack run` opened, got another one, which took its place. "
+            "Start the program again",
+            path=folder.path,
+        )
+    Mount.attach(Path(root), folder, ring)
+
+
+def _describe() -> Mapping[str, Any]:
+    """Return the private copies of folders by their paths, those of the innermost launcher first."""
+    return _read(os.environ.get(VARIABLE, ""))
+
+
+@functools.cache
+def _read(places: str) -> Mapping[str, Any]:
+    found: dict[str, Any] = {}
+    for place in filter(None, places.split(os.pathsep)):
+        try:
+            text = Path(place, DESCRIPTION).read_text(encoding="utf-8")
+        except FileNotFoundError:  # of a launcher that was killed: its copies are gone, too
+            continue
+        for root, description in json.loads(text).items():
+            found.setdefault(root, description)
+    return found
