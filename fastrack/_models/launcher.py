@@ -216,8 +216,9 @@ def _lock(path: Path) -> int | None:
 def _linked(link: Path, target: Path) -> Iterator[None]:
     """Have a link at a path that a program knows. One that a killed launcher left is replaced, and nothing else."""
     require_own_folder(link)
-    if link.is_symlink() and not link.exists() and link.readlink().is_relative_to(target.parents[1]):
-        link.unlink()
+    if link.is_symlink() and (there := link.readlink()).is_relative_to(target.parents[1]):
+        if there == target or not there.exists():
+            link.unlink()
     link.symlink_to(target)
     try:
         yield
