@@ -189,7 +189,7 @@ INTEGRATIONS := trainers servers serving clouds tokens flare
 ONLY ?= $(INTEGRATIONS)
 
 trainers_EXTRAS := torch,demo
-trainers_TESTS := $(addprefix tests/,benchmarks/test_workloads.py $(addprefix training/test_,trainers.py ray.py transformers.py recipes.py models_of_others.py) \
+trainers_TESTS := $(addprefix tests/,benchmarks/test_workloads.py $(addprefix training/test_,trainers.py ray.py transformers.py tokenizers.py recipes.py models_of_others.py) \
 	training/test_streaming_trainers.py training/test_preempted_trainers.py distributed/test_trainers_checkpoints.py project/test_examples.py \
 	sealed/test_quantize.py sealed/test_sample_sources.py serving/test_causal.py)
 servers_EXTRAS := torch,broker,remote,vault

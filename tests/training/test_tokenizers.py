@@ -102,30 +102,55 @@ def test_a_tokenizer_has_the_ids_that_it_has_unsealed(tmp_path_factory, kind):
     assert saved == again
 
 
-def test_ranks_of_tiktoken_are_read_as_from_the_plain_file(tmp_path):
+def tiktoken_ids(path):
     tiktoken = pytest.importorskip("tiktoken")
     from tiktoken.load import load_tiktoken_bpe
 
-    def encode(path):
-        ranks = load_tiktoken_bpe(str(path))
-        return tiktoken.Encoding("own", pat_str=r"\S+|\s+", mergeable_ranks=ranks, special_tokens={}).encode(TEXT)
+    ranks = load_tiktoken_bpe(str(path))
+    return tiktoken.Encoding("own", pat_str=r"\S+|\s+", mergeable_ranks=ranks, special_tokens={}).encode(TEXT)
 
+
+def tekken():
+    words = [
+        {"rank": rank, "token_bytes": base64.b64encode(word).decode(), "token_str": None}
+        for rank, word in enumerate([*BYTES, *MERGES])
+    ]
+    config = {"pattern": r"\S+|\s+", "num_vocab_tokens": len(words), "version": "v3"}
+    config |= {"default_vocab_size": len(words) + 20, "default_num_special_tokens": 20}
+    return json.dumps({"config": config, "vocab": words}).encode()
+
+
+def tekken_ids(path):
+    mistral = pytest.importorskip("mistral_common.tokens.tokenizers.tekken")
+    return mistral.Tekkenizer.from_file(path).encode(TEXT, bos=True, eos=False)
+
+
+@each("name", ["tiktoken.model", "tekken.json"])
+def test_vocabularies_of_other_libraries_are_read_as_from_the_plain_file(tmp_path_factory, name):
+    tmp_path = tmp_path_factory.mktemp(name)
+    make, encode = {"tiktoken.model": (tiktoken_ranks, tiktoken_ids), "tekken.json": (tekken, tekken_ids)}[name]
     (tmp_path / "plain").mkdir()
-    (tmp_path / "plain" / "tiktoken.model").write_bytes(tiktoken_ranks())
+    (tmp_path / "plain" / name).write_bytes(make())
+    expected = encode(tmp_path / "plain" / name)
+    assert 1 < len(expected) < len(TEXT)  # merged
     seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY)
+    assert load_folder(tmp_path / "sealed", KEY).plain_names == []
     with mount_folder(tmp_path / "sealed", KEY) as path:
-        assert encode(f"{path}/tiktoken.model") == encode(tmp_path / "plain" / "tiktoken.model")
+        assert encode(f"{path}/{name}") == expected
 
 
 def names_of_vocabularies():
     """Return the names of files that the sources of transformers give to vocabularies."""
     names = set()
     for path in Path(transformers.__file__).parent.rglob("tokenization_*.py"):
+        constants = {}
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             targets = [target.id for target in getattr(node, "targets", ()) if isinstance(target, ast.Name)]
+            if targets and isinstance(node.value, ast.Constant):
+                constants |= dict.fromkeys(targets, node.value.value)
             if {"VOCAB_FILES_NAMES", "vocab_files_names"} & set(targets) and isinstance(node.value, ast.Dict):
-                values = [value.value for value in node.value.values if isinstance(value, ast.Constant)]
-                names |= {value for value in values if isinstance(value, str)}
+                values = node.value.values
+                names |= {constants[value.id] if isinstance(value, ast.Name) else value.value for value in values}
     return names
 
 
