@@ -14,9 +14,10 @@ from fastrack._devices import canonical
 from fastrack._files.reader import SealedFile
 from fastrack._files.writer import save_file
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource
-from fastrack._models.mapped_pages import give_back, in_parts
+from fastrack._models.mapped_pages import give_back, in_parts, open_in_pieces, takes_pieces
 from fastrack._models.safe_open import require_tensors
 from fastrack._models.sharded import save_gathered, select_box
+from fastrack._sealed.messages import OpenMessage
 from fastrack._sealed.scales import WIDENED
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._sets.folder import SealedFolder, merge_tensors, open_folder
@@ -551,9 +552,19 @@ def _prepare(
     for dtype in (None, WIDENED):
         alike = [step for step in steps if step.is_widened is (dtype is not None)]
         for chosen in in_parts(alike, device, lambda step: step.sealed):
+            first = chosen[0]
+            if len(chosen) == 1 and takes_pieces(first.sealed, device, dtype=dtype):
+                yield chosen, _prepare_pieces(first.sealed, first.local if first.fits else None, keys)
+                continue
             out = [step.local if step.fits else ALLOCATE for step in chosen]
             sealed = [step.sealed for step in chosen]
             yield chosen, start.prepare(sealed, keys=keys, framework="torch", out=out, dtype=dtype)
+
+
+def _prepare_pieces(sealed: SealedTensor, out: Any, keys: KeyRing) -> Callable[[], Any]:
+    """Authenticate the header of a large tensor, and return a function that opens it."""
+    with OpenMessage(sealed, keys):
+        return lambda: [open_in_pieces(sealed, keys=keys, out=out, framework="torch")]
 
 
 def fill_in_order(steps: list[Step]) -> list[list[int]]:

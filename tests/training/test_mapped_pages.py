@@ -9,7 +9,9 @@ import torch
 from helpers.cases import each
 
 from fastrack import (
+    AuthenticationError,
     Key,
+    UnknownKeyError,
     load_file,
     load_model,
     load_tensors,
@@ -18,9 +20,11 @@ from fastrack import (
     save_file,
     seal_folder,
     to_device,
+    trace,
 )
 from fastrack._models import load, mapped_pages
 from fastrack._models.mapped_pages import give_back, in_parts
+from fastrack.format import message_size
 
 KEY = Key.from_bytes(bytes(range(32)))
 TENSORS = {f"t{number}": np.full((1 << 10, 1 << 10), number, np.float32) for number in range(6)}  # of 4 MiB each
@@ -117,3 +121,102 @@ def test_host_memory_is_filled_in_parts_and_a_gpu_at_once(sealed, monkeypatch):
     names = list(TENSORS)
     assert split == [[names[:2], names[2:4], names[4:]], [names]]
     assert load_tensors(sealed, keys=KEY, framework="np").keys() == TENSORS.keys()
+
+
+# Large tensors, in pieces.
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Let pieces have 1 MiB, so that tensors of 4 MiB are large. Return a list that has an item for each."""
+    monkeypatch.setattr(mapped_pages, "_LEAST", 1 << 20)
+    monkeypatch.setattr(mapped_pages, "_WHOLE", 1 << 20)
+    seen, give = [], mapped_pages.give_back
+    monkeypatch.setattr(mapped_pages, "give_back", lambda parts: (seen.append(None), give(parts)))
+    return seen
+
+
+@each("opened", [by_safe_open, by_mount])
+def test_a_large_tensor_opens_in_pieces(sealed, small_pieces, opened):
+    small_pieces.clear()
+    _, found = opened(sealed)
+    assert len(small_pieces) == 4 * len(TENSORS)
+    assert all((found[name] == tensor).all() for name, tensor in TENSORS.items())
+
+
+@each("is_new", [False, True])
+def test_load_model_opens_large_tensors_in_pieces(sealed, small_pieces, is_new):
+    small_pieces.clear()
+    with torch.device("meta" if is_new else "cpu"):
+        model = torch.nn.ParameterDict({name: torch.empty(tensor.shape) for name, tensor in TENSORS.items()})
+    before = None if is_new else model["t1"].data_ptr()
+    load_model(model, sealed, KEY)
+    assert len(small_pieces) >= 4 * len(TENSORS)
+    assert before in {None, model["t1"].data_ptr()}
+    assert all((model[name].detach().numpy() == tensor).all() for name, tensor in TENSORS.items())
+
+
+ODD = np.arange((3 << 20) + 5, dtype=np.uint8).reshape(1, -1)  # no row can be split, and the last chunk is short
+
+
+@pytest.fixture
+def odd(tmp_path):
+    save_file({"odd": ODD}, tmp_path / "odd.safetensors", KEY)
+    with load_file(tmp_path / "odd.safetensors") as file:
+        yield file["odd"]
+
+
+def test_pieces_are_of_bytes_and_fill_what_is_given(odd, small_pieces):
+    out = np.ones_like(ODD)
+    assert mapped_pages.open_once(odd, keys=KEY, out=out) is out
+    assert (out == ODD).all()
+    opened = mapped_pages.open_once({"x": odd}, "cpu", keys=KEY, dtype="U8")
+    assert opened.keys() == {"x"}
+    assert opened["x"].dtype is torch.uint8
+    assert (opened["x"].numpy() == ODD).all()
+    assert len(small_pieces) == 8
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_what_does_not_fit_is_refused_as_by_to_device(odd):
+    for options in ({"out": np.ones_like(ODD)[:, ::-1]}, {"out": ODD[0].copy()}, {"dtype": torch.int8}):
+        refusals = []
+        for open_it in (to_device, mapped_pages.open_once):
+            with pytest.raises((TypeError, ValueError)) as raised:
+                open_it(odd, keys=KEY, **options)
+            refusals.append(str(raised.value))
+        assert refusals[0] == refusals[1]
+
+
+@pytest.mark.usefixtures("small_pieces")
+@each("place", ["header", "chunk"])
+def test_an_altered_piece_is_refused_and_leaves_zeros(tmp_path_factory, place):
+    path = tmp_path_factory.mktemp("altered") / "odd.safetensors"
+    save_file({"odd": ODD}, path, KEY)
+    data = bytearray(path.read_bytes())
+    data[-9 if place == "chunk" else -message_size(ODD.nbytes) + 20] ^= 1  # of the last chunk, or of the salt
+    path.write_bytes(data)
+    with load_file(path) as file:
+        refusals, out = [], np.ones_like(ODD)
+        for open_it in (to_device, mapped_pages.open_once):
+            out.fill(1)
+            with pytest.raises(AuthenticationError) as raised:
+                open_it(file["odd"], keys=KEY, out=out)
+            refusals.append(str(raised.value))
+            assert not out.any()
+        assert refusals[0] == refusals[1]
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_without_the_key_what_is_given_stays(odd):
+    out = np.ones_like(ODD)
+    with pytest.raises(UnknownKeyError):
+        mapped_pages.open_once(odd, keys=Key.generate(), out=out)
+    assert out.all()
+
+
+def test_the_trace_of_a_load_has_its_large_tensors(odd, small_pieces, tmp_path):
+    with trace(tmp_path / "trace.json"):
+        mapped_pages.open_once(odd, keys=KEY)
+    assert "open odd" in (tmp_path / "trace.json").read_text()
+    assert small_pieces
