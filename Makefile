@@ -141,6 +141,7 @@ PEERS_OPTIONS ?=
 peers: $(PEERS)/.installed $(NATIVE)  ## benchmark against alternatives; the machine should be idle
 	$(PEERS)/bin/python -m bench.peers $(PEERS_OPTIONS)
 	$(PEERS)/bin/python -m bench.peers.signing
+	$(PEERS)/bin/python -m bench.peers.kserve
 
 bench-compare: $(STAMP) $(NATIVE)  ## is the working tree slower than BASE=<revision>? some minutes; the machine should be idle
 	$(BIN)/python -m bench.compare $(BASE)
@@ -193,7 +194,7 @@ trainers_TESTS := $(addprefix tests/,benchmarks/test_workloads.py $(addprefix tr
 	training/test_streaming_trainers.py training/test_preempted_trainers.py distributed/test_trainers_checkpoints.py project/test_examples.py \
 	sealed/test_quantize.py sealed/test_sample_sources.py serving/test_causal.py)
 servers_EXTRAS := torch,broker,remote,vault
-servers_TESTS := tests/broker tests/remote tests/providers/test_vault.py
+servers_TESTS := tests/broker tests/remote tests/providers/test_vault.py tests/benchmarks/test_peers_kserve.py
 servers_LACK = $(shell command -v nginx >/dev/null || echo nginx-light)
 serving_EXTRAS := torch
 serving_TESTS := tests/serving

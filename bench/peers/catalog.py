@@ -5,6 +5,7 @@ from bench.peers.cobblestone import Cobblestone
 from bench.peers.cryptotensors import Cryptotensors
 from bench.peers.fastrack import Fastrack, FastrackInto, FastrackUnsynced
 from bench.peers.fernet import Fernet
+from bench.peers.kserve import KServe
 from bench.peers.litdata import Litdata
 from bench.peers.numpy import Numpy
 from bench.peers.safetensors import Safetensors, SafetensorsClone, SafetensorsMapped
@@ -19,6 +20,7 @@ PEERS = {
     "tensorizer": Tensorizer,
     "litdata": Litdata,
     "cryptotensors": Cryptotensors,
+    "kserve": KServe,
     "age": Age,
     "tink": Tink,
     "cobblestone": Cobblestone,
