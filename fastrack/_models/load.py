@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastrack._devices import canonical
 from fastrack._files.reader import SealedFile
-from fastrack._files.writer import save_file
+from fastrack._files.writer import Progress, save_file
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource
 from fastrack._models.mapped_pages import give_back, in_parts, open_in_pieces, takes_pieces
+from fastrack._models.progress import reported
 from fastrack._models.safe_open import require_tensors
 from fastrack._models.sharded import save_gathered, select_box
 from fastrack._sealed.messages import OpenMessage
@@ -50,6 +51,7 @@ def load_model(
     device: object = None,
     strict: bool = True,
     anchor: Anchor | str | os.PathLike[str] | None = None,
+    progress: Progress | bool | None = None,
 ) -> Any:
     """Load sealed weights into the parameters and buffers of a torch module, on their devices.
 
@@ -82,6 +84,8 @@ def load_model(
         order of ``state_dict``, as by ``load_state_dict``.
     anchor : Anchor or path, optional
         As for `load_file` and `load_folder`.
+    progress : callable or bool, optional
+        As for `load_tensors`.
 
     Returns
     -------
@@ -127,7 +131,7 @@ def load_model(
     require_module(module, "load_model(module, path, keys)")
     ring = KeyRing.resolve(keys)
     steps, missing, unexpected, unlisted = plan_load(module, path, ring, device, anchor, strict=strict)
-    fill(steps, ring)
+    fill(steps, ring, progress)
     if unlisted and (left := _left_on_meta(module)):
         warnings.warn(
             f"load_model: no file has buffers that are not persistent, and these are on the meta device still: "
@@ -517,7 +521,7 @@ def _places(shared: list[Step]) -> list[Any]:
 # Loading. Every check that is possible beforehand was made.
 
 
-def fill(steps: list[Step], keys: KeyRing) -> None:
+def fill(steps: list[Step], keys: KeyRing, progress: Progress | bool | None = False) -> None:
     """Authenticate all headers, then open all tensors. An error leaves zeros in tensors that were written to."""
     devices: dict[str, list[Step]] = {}
     for step in steps:
@@ -528,6 +532,7 @@ def fill(steps: list[Step], keys: KeyRing) -> None:
     fresh: list[tuple[Step, Any]] = []
     # The end of the groups waits for every transfer, and raises if one failed.
     with torch.no_grad(), ExitStack() as undoing, ExitStack() as groups:
+        advance = groups.enter_context(reported(sum(step.sealed.nbytes for step in steps), progress))
         moves: list[tuple[list[Step], Callable[[], Any]]] = []
         for device, here in devices.items():
             moves.extend(_prepare(here, groups.enter_context(group(device)), keys, device))
@@ -541,6 +546,7 @@ def fill(steps: list[Step], keys: KeyRing) -> None:
                 elif opened is not tensor:
                     tensor.copy_(opened)
             give_back(step.sealed for step in chosen)
+            advance(sum(step.sealed.nbytes for step in chosen))
     for step, opened in fresh:
         _replace(step, opened)
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from fastrack._devices import canonical
-from fastrack._files.writer import plain_names
+from fastrack._files.writer import Progress, plain_names
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._models.foreign_code import refuse_foreign_code, without_foreign_code
 from fastrack._models.mapped_pages import open_once
+from fastrack._models.progress import reported
 from fastrack._models.safe_open import Source, framework_of, read_source, safe_open
 from fastrack._patches.safetensors import add_handler
 from fastrack._sealed.file_header import encode_header, parse_header
@@ -57,6 +58,7 @@ def mount_folder(
     anchor: Anchor | str | os.PathLike[str] | None = None,
     code: bool = False,
     memfd: Iterable[str] = (),
+    progress: Progress | bool | None = None,
 ) -> Iterator[str]:
     """Yield the path of a private folder, from which libraries load a sealed one as if it were plain.
 
@@ -89,6 +91,8 @@ def mount_folder(
         Names, or globs, of sealed weights for loaders that map or read files by themselves, as in C++ (GGUF, ONNX).
         Each is decrypted whole into host memory at once, where this user's processes can read it until the end, and
         which may be swapped: also where the weights go to a GPU. Only on Linux.
+    progress : callable or bool, optional
+        As for `load_tensors`, of the files of `memfd`. Weights that a library loads are shown by the library.
 
     Yields
     ------
@@ -122,7 +126,8 @@ def mount_folder(
     (2, 3)
     """
     ring = KeyRing.resolve(keys)
-    with Mount(open_folder(folder, ring, anchor), ring, code=code, memfd=plain_names(memfd)) as mount:
+    options: dict[str, Any] = {"code": code, "memfd": plain_names(memfd), "progress": progress}
+    with Mount(open_folder(folder, ring, anchor), ring, **options) as mount:
         yield str(mount.path)
 
 
@@ -138,6 +143,7 @@ class Mount:
         memfd: Iterable[str] = (),
         hidden: Iterable[str] = (),
         at: Path | None = None,
+        progress: Progress | bool | None = None,
     ) -> None:
         self._begin(Path(tempfile.mkdtemp(prefix="fastrack-")).resolve() if at is None else at, folder, keys)
         self._remove = weakref.finalize(self, remove_own, self.path, os.getpid())
@@ -145,8 +151,9 @@ class Mount:
         try:
             named = {name: None for pattern in memfd for name in self._match(pattern, code)}
             self._fill(code, {*hidden, *named})
-            for name in named:
-                self._open_in_memory(name, refuse_foreign_code)
+            with reported(sum(size_of(folder.files[name]) for name in named), progress) as advance:
+                for name in named:
+                    self._open_in_memory(name, refuse_foreign_code, advance)
             _make_read_only(self.path)
         except BaseException:
             self._end()
@@ -201,11 +208,13 @@ class Mount:
             raise ValueError(f"memfd=: expected a sealed file of {self.folder.path}, got {pattern!r:.200}. Correct it")
         return names
 
-    def _open_in_memory(self, name: str, confine: Callable[[bytes, Any], bytes]) -> None:
+    def _open_in_memory(
+        self, name: str, confine: Callable[[bytes, Any], bytes], progress: Progress | None = None
+    ) -> None:
         descriptor = os.memfd_create("fastrack", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._descriptors.callback(os.close, descriptor)
         with open(descriptor, "w+b", closefd=False) as out:
-            write_unsealed(self.folder, name, out, self._keys)
+            write_unsealed(self.folder, name, out, self._keys, progress)
             if _is_configuration(name):
                 out.seek(0)
                 content = out.read()

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypedDi
 
 from fastrack._devices import canonical
 from fastrack._files.reader import SealedFile
+from fastrack._files.writer import Progress
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._models.lazy_weights import SealedWeight, lazy_weights
 from fastrack._models.mapped_pages import in_parts, open_once
+from fastrack._models.progress import reported
 from fastrack._sealed.scales import WIDENED
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._sets.folder import is_widened
@@ -42,6 +44,7 @@ class _Options(TypedDict, total=False):
     keys: KeySource | None
     anchor: Anchor | str | os.PathLike[str] | None
     dtype: object
+    progress: Progress | bool | None
 
 
 @overload
@@ -73,6 +76,7 @@ def load_tensors(
     framework: str | None = None,
     anchor: Anchor | str | os.PathLike[str] | None = None,
     dtype: object = None,
+    progress: Progress | bool | None = None,
 ) -> dict[str, Any]:
     """Open all sealed tensors of a file on a device, like ``load_file`` of safetensors: on a GPU in one transfer.
 
@@ -90,6 +94,10 @@ def load_tensors(
         As for `load_file`.
     dtype : torch.dtype or str, optional
         As for `to_device`. With it the scales of quantised values are left out.
+    progress : callable or bool, optional
+        Called with the number of bytes that were opened since, after each part of a load into host memory, and once on
+        a GPU. By default a load of more than a second shows that in a line on a terminal, on stderr. False, or
+        ``FASTRACK_PROGRESS=0`` in the environment, shows nothing.
 
     Returns
     -------
@@ -123,7 +131,9 @@ def load_tensors(
                 f"{file.path}: expected sealed tensors, got only unencrypted ones. `fastrack seal` seals a file; "
                 "load_file(path).plain reads it as it is"
             )
-        return reader.get_tensors()
+        nbytes = sum(reader._source.tensors[name].nbytes for name in reader.offset_keys())  # noqa: SLF001
+        with reported(nbytes, progress) as advance:
+            return reader._get_tensors(advance)  # noqa: SLF001 - of this module
 
 
 class Source(NamedTuple):
@@ -247,6 +257,9 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
 
     def get_tensors(self) -> dict[str, Any]:
         """Open all sealed tensors on the device: on a GPU in one transfer, a large file in host memory in parts."""
+        return self._get_tensors(lambda _: None)
+
+    def _get_tensors(self, advance: Progress) -> dict[str, Any]:
         names, groups = self.offset_keys(), dict[object, dict[str, SealedTensor]]()
         for name in names:
             tensor = self._source.tensors[name]
@@ -255,6 +268,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         for dtype, group in groups.items():
             for part in in_parts(list(group), self._device, group.__getitem__):
                 opened |= self._open({name: group[name] for name in part}, dtype)
+                advance(sum(group[name].nbytes for name in part))
         return {name: opened[name] for name in names}
 
     def get_tensor_meta(self, name: str) -> TensorMeta:
