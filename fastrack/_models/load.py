@@ -14,7 +14,7 @@ from fastrack._devices import canonical
 from fastrack._files.reader import SealedFile
 from fastrack._files.writer import Progress, save_file
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource
-from fastrack._models.mapped_pages import give_back, in_parts, open_in_pieces, takes_pieces
+from fastrack._models.mapped_pages import give_back, in_parts, is_small, open_in_pieces, takes_pieces
 from fastrack._models.progress import reported
 from fastrack._models.safe_open import require_tensors
 from fastrack._models.sharded import save_gathered, select_box
@@ -532,7 +532,8 @@ def fill(steps: list[Step], keys: KeyRing, progress: Progress | bool | None = Fa
     fresh: list[tuple[Step, Any]] = []
     # The end of the groups waits for every transfer, and raises if one failed.
     with torch.no_grad(), ExitStack() as undoing, ExitStack() as groups:
-        advance = groups.enter_context(reported(sum(step.sealed.nbytes for step in steps), progress))
+        total = sum(step.sealed.nbytes for step in steps)
+        advance = groups.enter_context(reported(total, progress))
         moves: list[tuple[list[Step], Callable[[], Any]]] = []
         for device, here in devices.items():
             moves.extend(_prepare(here, groups.enter_context(group(device)), keys, device))
@@ -545,7 +546,8 @@ def fill(steps: list[Step], keys: KeyRing, progress: Progress | bool | None = Fa
                     fresh.append((step, opened))
                 elif opened is not tensor:
                     tensor.copy_(opened)
-            give_back(step.sealed for step in chosen)
+            if not is_small(total):
+                give_back(step.sealed for step in chosen)
             advance(sum(step.sealed.nbytes for step in chosen))
     for step, opened in fresh:
         _replace(step, opened)

@@ -118,11 +118,16 @@ def give_back(parts: Iterable[SealedTensor | SealedRows]) -> None:
                 _LIBC.madvise(start, memory.address + memory.size - start, mmap.MADV_DONTNEED)  # may fail, as advice
 
 
+def is_small(nbytes: int) -> bool:
+    """Return whether a model of so many bytes opens at once: its pages go with its file, as to give them back costs."""
+    return nbytes <= _WHOLE
+
+
 def in_parts(items: Sequence[_Item], device: str, sealed_of: Callable[[_Item], Any]) -> Iterator[list[_Item]]:
     """Split what goes to host memory into parts, to be opened one after the other. A GPU takes all in one transfer."""
     sizes = [sealed_of(item).nbytes for item in items]
     total = sum(sizes)
-    limit = total if device != "cpu" or total <= _WHOLE else min(max(total // 32, _LEAST), _MOST)
+    limit = total if device != "cpu" or is_small(total) else min(max(total // 32, _LEAST), _MOST)
     part, size = list[_Item](), 0
     for item, nbytes in zip(items, sizes, strict=True):
         if part and size + nbytes > limit:

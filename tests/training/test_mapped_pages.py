@@ -79,6 +79,7 @@ def test_no_pages_of_the_file_are_left(sealed, opened):
 def test_load_model_leaves_none_before_it_replaces_its_tensors(sealed, monkeypatch):
     with torch.device("meta"):
         model = torch.nn.ParameterDict({name: torch.empty(tensor.shape) for name, tensor in TENSORS.items()})
+    monkeypatch.setattr(mapped_pages, "_WHOLE", SIZE - 1)
     seen, replace = [], load._replace
     monkeypatch.setattr(load, "_replace", lambda *step: seen.append(resident(sealed)) or replace(*step))
     load_model(model, sealed, KEY)
