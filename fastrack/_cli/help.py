@@ -62,6 +62,7 @@ Variables that fastrack reads:
   FASTRACK_IDENTITY  the secret file of a recipient, for .grants files
   FASTRACK_OWNER  the owner's public file, for .grants files
   FASTRACK_PASSPHRASE_FILE  a private file with the passphrase of a key, or a new one
+  FASTRACK_REQUIRE  "confidential", to refuse GPUs that are not in confidential mode
   FASTRACK_ENGINE  the host engine, if not the fastest of this machine
   FASTRACK_CACHE_DIR  where blocks of remote files are kept, still sealed
   FASTRACK_CACHE_SIZE  the bound of these, such as 100G

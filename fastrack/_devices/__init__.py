@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fastrack._crypto import native
+from fastrack._util.registry import PLACES, find
 from fastrack._util.shown import HIDDEN, shown
 from fastrack.errors import DeviceError
 
@@ -47,13 +48,16 @@ def canonical(device: object = None) -> str:
     raise DeviceError(f"no such device: {told}; expected 'cpu' or 'cuda:N'{advice}")
 
 
-def open_device(name: str, threads: int | None = None, share: float | None = None) -> Device:
+def open_device(name: str, threads: int | None = None, share: float | None = None, require: str = "") -> Device:
     """Open a device by its canonical name.
 
     `threads` is the maximum number of threads of the host, by default the number of its CPUs, and `share` the maximum
-    share of a GPU's multiprocessors, above 0 and at most 1, by default all. Raise DeviceError if this machine cannot
-    use the device; the message names a package to install or an alternative.
+    share of a GPU's multiprocessors, above 0 and at most 1, by default all. `require` may be "confidential". Raise
+    DeviceError if this machine cannot use the device; the message names a package to install or an alternative. Raise
+    it as well if the GPU is not what `require`, FASTRACK_REQUIRE, or a key of this process asks for.
     """
+    if name != "cpu" or require:
+        find(PLACES["check"])(name, require)  # before a key is made for the device
     if name == "cpu":
         from fastrack._devices.cpu import CpuDevice
 

@@ -93,10 +93,8 @@ class Queries:
 def confidential_mode(queries: Queries) -> Confidential:
     nvml = queries.nvml
     state = queries.ask("confidential state", "nvmlSystemGetConfComputeState", lacking=False)
-    if state is None:
-        return Confidential()
-    if state is False:  # a driver or a GPU without confidential mode
-        return Confidential(enabled=False)
+    if not state:  # None if it is not known, False for a driver or a GPU without confidential mode
+        return Confidential(enabled=state)
     enabled = state.ccFeature == nvml.NVML_CC_SYSTEM_FEATURE_ENABLED
     ready = queries.ask("ready state", "nvmlSystemGetConfComputeGpusReadyState") if enabled else None
     environments = {

@@ -26,6 +26,7 @@ from fastrack._keys.recipients import (
 from fastrack._keys.signing import Signer, Verifier, open_envelope, read_unverified_payload, sign_envelope
 from fastrack._util.atomic import new_file
 from fastrack._util.locations import require_path
+from fastrack._util.registry import PLACES, find
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError, GrantError, UnknownKeyError
 
@@ -47,7 +48,13 @@ _BOUND: Fields = {  # which ciphertexts are bound to
     "least_version": fields.NUMBER,
     "expires": fields.or_none(fields.TIME),
 }
-_VERSION = {"version": 1}
+_CHIP = fields.text(r"[0-9A-F]{16,40}", "the id of a chip")
+_PLACED: Fields = {  # bound as well in grants of version 3, which only those for confidential GPUs have
+    **_BOUND,
+    "gpus": fields.or_none(fields.list_of(_CHIP, 32)),
+    "require": fields.one_of("confidential"),
+}
+_VERSION, _PLACED_VERSION = {"version": 1}, {"version": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +120,10 @@ class Grants:
         The serial number among grants files of this key; later files have higher numbers.
     envelope : bytes
         The signed document.
+    require : str or None
+        "confidential" if a process with the key may use no GPU but those in confidential mode.
+    gpus : tuple of str or None
+        The chips of the GPUs that such a process may use, by the serial numbers in their certificates; None for all.
 
     Examples
     --------
@@ -136,6 +147,8 @@ class Grants:
     issued: datetime
     serial: int
     envelope: bytes = b""
+    require: str | None = None
+    gpus: tuple[str, ...] | None = None
 
     @classmethod
     def issue(
@@ -149,6 +162,8 @@ class Grants:
         lineage: str | None = None,
         least_version: int = 0,
         expires: datetime | None = None,
+        require: str | None = None,
+        gpus: Iterable[str] | None = None,
     ) -> Self:
         """Wrap a key for recipients, and sign the result.
 
@@ -170,6 +185,11 @@ class Grants:
             The least version of a set whose files the key may open, with an anchor. By default no anchor is needed.
         expires : datetime.datetime, optional
             The end of the grant, with a time zone. By default never.
+        require : {"confidential"}, optional
+            Have a process with the key use no GPU but those in confidential mode. Older versions refuse such grants.
+        gpus : iterable of str, optional
+            With `require`, the only GPUs that such a process may use, by the serial numbers of their chips in the
+            devices' certificates, as in `VerifiedGpuReport.chip_id`. By default all in confidential mode.
 
         Raises
         ------
@@ -178,6 +198,9 @@ class Grants:
         """
         if expires is not None and expires.tzinfo is None:
             raise ValueError(f"issuing grants failed: expected expires= with a time zone, got {expires}")
+        if require not in {None, "confidential"} or (require is None and gpus is not None):
+            got = "no require=" if require is None else "another"
+            raise ValueError(f"issuing grants failed: expected require='confidential', with gpus= too, got {got}")
         grants = cls(
             key_id=key.id,
             bits=key.bits,
@@ -188,6 +211,8 @@ class Grants:
             expires=None if expires is None else expires.astimezone(UTC).replace(microsecond=0),
             issued=_now(),
             serial=0,
+            require=require,
+            gpus=None if gpus is None else tuple(sorted({chip.upper() for chip in gpus})),
         )
         return grants.add(recipients, key=key, signer=signer, passphrase=passphrase)
 
@@ -240,6 +265,11 @@ class Grants:
                 f"granting key {key.id} failed: expected the lineage= that the key is restricted to, and a "
                 "least_version= not below its own, got others. Name them, or use the owner's key"
             )
+        if key._is_bound:  # noqa: SLF001 - of this package
+            raise GrantError(
+                f"granting key {key.id} failed: expected a key for any GPU, got one that was granted for confidential "
+                "GPUs. Use the owner's key"
+            )
         entries = {grant.id: grant for grant in self.recipients}
         info = _info(self)
         for recipient in recipients:
@@ -281,7 +311,7 @@ class Grants:
         if not recipients:
             raise ValueError("signing grants failed: expected at least one recipient or a passphrase, got none")
         signed = replace(self, recipients=recipients, issued=_now(), serial=self.serial + 1)
-        payload = _FORM.write(signed)
+        payload = (_FORM if self.require is None else _PLACED_FORM).write(signed)
         if len(payload) > _LIMIT // 2:
             raise ValueError(f"signing grants failed: expected at most {_LIMIT // 2} bytes, got {len(payload)}")
         _parse(Grants, payload, "grants to sign")
@@ -356,6 +386,8 @@ class Grants:
         ------
         GrantError
             If the grant has expired, has no entry for this identity, or does not open.
+        DeviceError
+            If the grant is for confidential GPUs, and this process has opened another GPU.
         TypeError
             If neither an identity nor a passphrase is given.
         """
@@ -371,6 +403,8 @@ class Grants:
         if entry is None:
             recipient = "a passphrase" if identity is None else repr(identity.recipient)
             raise GrantError(f"key {self.key_id} was not granted to {recipient}; ask the owner to add it")
+        if self.require is not None:
+            find(PLACES["bind"])(self.key_id, self.gpus)
         secret: bytes | bytearray
         if identity is not None:
             secret = identity.decrypt(entry.ciphertext, _info(self))
@@ -386,6 +420,7 @@ class Grants:
         if (key.id, key.bits) != (self.key_id, self.bits):
             raise GrantError(f"{wanted} key {key.id} of {key.bits} bits")
         key.restrict(self.files, self.lineage, self.least_version)
+        key._is_bound = self.require is not None  # noqa: SLF001 - of this package
         return KeyRing(key)
 
 
@@ -430,7 +465,9 @@ def _now() -> datetime:
 
 def _constraints(grants: Grants) -> dict[str, Any]:
     """Return the members that the wrapped keys are bound to."""
-    return {**fields.write_members(grants, _BOUND), **_VERSION}
+    if grants.require is None:
+        return {**fields.write_members(grants, _BOUND), **_VERSION}
+    return {**fields.write_members(grants, _PLACED), **_PLACED_VERSION}
 
 
 def _info(grants: Grants) -> bytes:
@@ -440,7 +477,8 @@ def _info(grants: Grants) -> bytes:
 def _parse(kind: type[G], payload: bytes, source: str) -> G:
     """Return the grants in a payload, which must be canonical."""
     with parsing(f"{source} is not a grants file", "get it again from its owner"):
-        grants = kind(**_FORM.parse(payload))
+        form = _PLACED_FORM if payload.endswith(b'"version":3}') else _FORM  # the last member of canonical JSON
+        grants = kind(**form.parse(payload))
         recipients, info_size = grants.recipients, len(_info(grants))
         require(all(info_size <= INFO_LIMITS.get(grant.algorithm, info_size) for grant in recipients), "files")
         require(0 < len({grant.id for grant in recipients}) == len(recipients), "recipients")
@@ -472,7 +510,8 @@ _PARAMETER = Field(lambda value: value)  # the parameters check themselves
 _PARAMETERS: Fields = {"salt": _ANY_BYTES, "iterations": _PARAMETER, "lanes": _PARAMETER, "memory": _PARAMETER}
 _GRANT: Fields = {"algorithm": fields.TEXT, "id": fields.ID, "name": fields.TEXT, "ciphertext": _ANY_BYTES}
 _RECIPIENTS = fields.list_of(Field(_read_grant, _write_grant), _RECIPIENTS_LIMIT)
-_FORM = Form({"recipients": _RECIPIENTS, **_BOUND, "issued": fields.TIME, "serial": fields.NUMBER}, _VERSION)
+_SIGNED: Fields = {"recipients": _RECIPIENTS, "issued": fields.TIME, "serial": fields.NUMBER}
+_FORM, _PLACED_FORM = Form({**_SIGNED, **_BOUND}, _VERSION), Form({**_SIGNED, **_PLACED}, _PLACED_VERSION)
 
 
 def ids_of(grants: Grants, recipients: Iterable[Recipient | str]) -> set[str]:

@@ -102,7 +102,7 @@ class Key:
     True
     """
 
-    __slots__ = ("_files", "_id", "_least_version", "_lineage", "_message_keys", "_secret", "_wiped")
+    __slots__ = ("_files", "_id", "_is_bound", "_least_version", "_lineage", "_message_keys", "_secret", "_wiped")
 
     def __init__(self, secret: Bytes) -> None:
         if isinstance(secret, (str, os.PathLike)):
@@ -112,6 +112,7 @@ class Key:
         self._files: frozenset[str] | None = None
         self._lineage: str | None = None
         self._least_version = 0
+        self._is_bound = False  # to GPUs
         self._id = ""
         self._message_keys: MessageKeyCache | None = None
         self._secret = SecretBytes(len(view))
@@ -279,8 +280,8 @@ class Key:
 
     @property
     def is_restricted(self) -> bool:
-        """True if a grant restricts the files that the key may open."""
-        return self._files is not None or self._lineage is not None or self._least_version > 0
+        """True if a grant restricts the files that the key may open, or the GPUs."""
+        return self._is_bound or self._files is not None or self._lineage is not None or self._least_version > 0
 
     def restrict(self, files: Iterable[str] | None = None, lineage: str | None = None, least_version: int = 0) -> None:
         """Restrict the key to files with these ids or of a set, permanently. Not public: for grants."""
@@ -296,8 +297,8 @@ class Key:
         """Raise GrantError if the key is restricted, since an export would lose the restriction. Not public."""
         if self.is_restricted:
             raise GrantError(
-                f"storing key {self.id} failed: expected one for all files, got one that is restricted to some, which "
-                "a key file cannot say. Keep the grant itself, or use the key in the program that was given it"
+                f"storing key {self.id} failed: expected one for all files and GPUs, got one restricted to some. A key "
+                "file cannot say so: keep the grant itself, or use the key in the program that was given it"
             )
 
     @property

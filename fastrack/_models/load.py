@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fastrack._devices import canonical
+from fastrack._devices import canonical, confidential
 from fastrack._files.reader import SealedFile
 from fastrack._files.writer import Progress, save_file
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource
@@ -29,7 +29,7 @@ from fastrack._tensors.sharded import is_sharded, local_box, local_part, shardin
 from fastrack._tensors.storages import storage_key
 from fastrack._transfer.api import group, to_device
 from fastrack._transfer.inputs import ALLOCATE
-from fastrack._util.extras import require
+from fastrack._util import extras
 from fastrack._util.locations import locate, several
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FormatError
@@ -52,6 +52,7 @@ def load_model(
     strict: bool = True,
     anchor: Anchor | str | os.PathLike[str] | None = None,
     progress: Progress | bool | None = None,
+    require: str | None = None,
 ) -> Any:
     """Load sealed weights into the parameters and buffers of a torch module, on their devices.
 
@@ -86,6 +87,8 @@ def load_model(
         As for `load_file` and `load_folder`.
     progress : callable or bool, optional
         As for `load_tensors`.
+    require : {"confidential"}, optional
+        Refuse tensors on any device but a GPU in confidential mode, as for `fastrack.Channel`.
 
     Returns
     -------
@@ -105,7 +108,7 @@ def load_model(
     FormatError, RollbackError, SignatureError, OSError
         As from `load_file` and `load_folder`; also if two files share the name of a tensor.
     DeviceError
-        If a device cannot be used, or fails.
+        If a device cannot be used, is not what is required, or fails.
 
     Notes
     -----
@@ -125,12 +128,14 @@ def load_model(
     >>> model.weight.shape, model.weight.device
     (torch.Size([2, 3]), device(type='cpu'))
     """
-    require("torch", "load_model", "torch")
+    extras.require("torch", "load_model", "torch")
     from torch.nn.modules.module import _IncompatibleKeys
 
     require_module(module, "load_model(module, path, keys)")
     ring = KeyRing.resolve(keys)
     steps, missing, unexpected, unlisted = plan_load(module, path, ring, device, anchor, strict=strict)
+    for place in {step.device for step in steps}:
+        confidential.check(place, require)
     fill(steps, ring, progress)
     if unlisted and (left := _left_on_meta(module)):
         warnings.warn(
@@ -188,7 +193,7 @@ def save_model(
     ...     print({name: file[name].shape for name in sorted(file)})
     {'bias': (2,), 'weight': (2, 3)}
     """
-    require("torch", "save_model", "torch")
+    extras.require("torch", "save_model", "torch")
     require_module(module, "save_model(module, path, key)")
     tensors: dict[Hashable, tuple[str, Any]] = {}
     for name, value in module.state_dict(keep_vars=True).items():

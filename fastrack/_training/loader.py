@@ -11,7 +11,7 @@ from functools import partial
 from types import FunctionType
 from typing import Any, NoReturn, Self, SupportsIndex
 
-from fastrack._devices import canonical
+from fastrack._devices import canonical, confidential
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._keys.keys import Key
 from fastrack._training.collate import common_ring
@@ -37,6 +37,7 @@ def wrap(
     keys: KeySource | None = None,
     prefetch: int = 2,
     transform: Callable[[Any], Any] | None = None,
+    require: str | None = None,
 ) -> WrappedLoader:
     """Wrap a data loader, so that its batches arrive on a device.
 
@@ -61,6 +62,8 @@ def wrap(
     transform : callable, optional
         Function of a batch on the device that returns the batch to use. It is called in the thread that asks for the
         batch, on that thread's current stream.
+    require : {"confidential"}, optional
+        Refuse any device but a GPU in confidential mode, as for `fastrack.Channel`.
 
     Returns
     -------
@@ -70,7 +73,7 @@ def wrap(
     Raises
     ------
     DeviceError
-        If the kind of `device` is unknown.
+        If the kind of `device` is unknown, or it is not what is required.
     TypeError, ValueError
         If `loader` is not iterable or is wrapped already, or `prefetch` is negative; or if several processes of
         `torch.distributed` would each get all samples, which iterating checks again.
@@ -126,6 +129,7 @@ def wrap(
         raise ValueError(f"prefetch=: expected 0 or more, got {prefetch}")
     if transform is not None and not callable(transform):
         raise TypeError(f"transform=: expected a function of a batch, got {shown(transform)}. Compose several in one")
+    confidential.check(canonical(device), require)
     _require_distributed(loader)
     kind = _StatefulLoader if hasattr(_stateful(loader), "state_dict") else WrappedLoader
     keys = _keys_of_data(loader) if keys is None else keys

@@ -69,15 +69,18 @@ class Channel:
     share : float, optional
         On a GPU, the share of the room for thread blocks that transfers may take, above 0 and at most 1, by default 1.
         Without effect on "cpu".
+    require : {"confidential"}, optional
+        Refuse any device but a GPU in confidential mode, in production, ready and without dev-tools mode. The driver is
+        asked once a process. By default what ``FASTRACK_REQUIRE`` says holds for GPUs, and what a key was granted for.
 
     Raises
     ------
     DeviceError
-        If the device cannot be used.
+        If the device cannot be used, or is not what is required.
     UnknownKeyError
         If `keys` names no key.
     ValueError
-        If `threads` or `share` is out of range.
+        If `threads` or `share` is out of range, or `require` is another text.
 
     Notes
     -----
@@ -105,13 +108,14 @@ class Channel:
         keys: KeySource | None = None,
         threads: int | None = None,
         share: float | None = None,
+        require: str | None = None,
     ) -> None:
         if threads is not None and threads < 1:
             raise ValueError(f"opening a channel failed: expected threads= of 1 or more, got {threads}")
         if share is not None and not 0 < share <= 1:
             raise ValueError(f"opening a channel failed: expected share= above 0 and at most 1, got {share}")
         ring = None if keys is None else KeyRing.resolve(keys)
-        self._set_up(open_device(canonical(device), threads, share), ring, threads, DEPTH)
+        self._set_up(open_device(canonical(device), threads, share, require or ""), ring, threads, DEPTH)
 
     @classmethod
     def _from_device(

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Self
 
 import numpy as np
 
-from fastrack._devices import canonical
+from fastrack._devices import canonical, confidential
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import MessageContext, new_file_id, require_name
@@ -109,6 +109,8 @@ class Vault:
         Where the sealed tensors wait. By default in host memory. A folder: in files there, which have no names and end
         with the process. A mapping from names to bytes, such as ``fsspec.get_mapper(url)``: in a store, from which they
         are removed when they are dropped; what a killed process leaves there can never be opened.
+    require : {"confidential"}, optional
+        Refuse tensors on any device but a GPU in confidential mode, as for `fastrack.Channel`.
 
     Raises
     ------
@@ -133,7 +135,10 @@ class Vault:
     [0 0 0] [2 2 2]
     """
 
-    def __init__(self, store: str | os.PathLike[str] | MutableMapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, store: str | os.PathLike[str] | MutableMapping[str, Any] | None = None, *, require: str | None = None
+    ) -> None:
+        self._require = confidential.requirement(require)
         self._store: MutableMapping[str, Any] | None = None
         if store is None:
             self._slots = Slots()
@@ -194,6 +199,7 @@ class Vault:
         array([0, 1, 2, 3])
         """
         require_name(name)
+        confidential.check(device_of(tensor), self._require)
         key = self._open_key()
         dense, strides = arrays.in_memory_order(tensor) if arrays.framework_of(tensor) == "torch" else (tensor, None)
         dtype, shape = arrays.dtype_and_shape(dense)
@@ -260,6 +266,7 @@ class Vault:
         sealed, ring = self._find(ticket)
         strides = ticket._strides  # noqa: SLF001 - of this module
         place = ticket.device if device is None else canonical(device)
+        confidential.check(place, self._require)
         # NumPy has no arrays on a GPU, and CuPy has none on "cpu".
         is_shared = place == ticket.device or ticket._framework == "torch"  # noqa: SLF001 - of this module
         framework = ticket._framework if is_shared else "numpy" if place == "cpu" else "cupy"  # noqa: SLF001

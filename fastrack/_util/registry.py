@@ -21,6 +21,9 @@ WRAPPERS: dict[str, str] = {}
 COMPILERS: dict[str, str] = {}
 """Functions that make machine code: the module in this process, and the parts that a device adds to it."""
 
+PLACES: dict[str, str] = {}
+"""Functions about where keys may be used: "check" asks about a device, and "bind" has a key ask of GPUs."""
+
 METHODS: dict[str, str] = {}
 """Methods of sealed tensors, each with the function that implements it."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from fastrack._documents.exchange import decode, encode
 from fastrack._documents.fields import ID, binary, list_of
@@ -95,6 +95,8 @@ class PendingOffer:
         SignatureError, GrantError, AttestationError, FormatError
             If no trusted owner signed them; they have expired, or are for another machine; they are for another
             challenge; or they are not a document of grants.
+        DeviceError
+            If they are for confidential GPUs, or certain ones, and this process has opened another GPU.
         ClosedError
             If the keys were unlocked before, or this is a forked child.
         """
@@ -214,7 +216,8 @@ def issue_grants(
     if not granted or len(granted) > _KEYS_LIMIT:
         raise ValueError(f"issuing grants failed: expected 1 to {_KEYS_LIMIT} keys, got {len(granted)}")
     expires = (now + lifetime).astimezone(UTC)
-    return _write_grants(verified.challenge_id, verified.recipient, granted, signer, files, expires)
+    place = {"require": verified.require and "confidential", "gpus": verified.gpus}
+    return _write_grants(verified.challenge_id, verified.recipient, granted, signer, files, expires, **place)
 
 
 def check_files(files: Iterable[str] | None, keys: Iterable[Key], signer: Signer) -> None:
@@ -230,9 +233,10 @@ def _write_grants(
     signer: Signer,
     files: Iterable[str] | None,
     expires: datetime,
+    **place: Any,
 ) -> bytes:
     files = None if files is None else tuple(files)
-    issued = (Grants.issue(key, [recipient], signer=signer, files=files, expires=expires) for key in keys)
+    issued = (Grants.issue(key, [recipient], signer=signer, files=files, expires=expires, **place) for key in keys)
     envelopes = _ENVELOPES.write(tuple(grants.envelope for grants in issued))
     document = encode(GRANTS_KIND, _VERSION, {"challenge": challenge_id, "grants": envelopes})
     try:

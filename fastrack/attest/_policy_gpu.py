@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from fastrack._documents.fields import BOOLEAN, Field, Fields, integer, text
+from fastrack._documents.fields import BOOLEAN, Field, Fields, integer, one_of, text
 from fastrack._documents.toml import TEXTS, Table, filled, word_of, words_of
 from fastrack._util.public import public
 from fastrack.attest import _policy_common as rules
@@ -53,6 +53,9 @@ class GpuPolicy:
         How much is asked about the revocation of the certificates of devices and manifests.
     max_revocation_age : datetime.timedelta
         The longest time since the oldest OCSP response, if one is required.
+    require : str or None
+        On which GPUs a process may use the keys that are released: "confidential" for those in confidential mode,
+        "proved" for those of the offer only. By default nothing is asked once a key is released.
 
     Examples
     --------
@@ -73,6 +76,7 @@ class GpuPolicy:
     require_manifests: bool = True
     revocation: Revocation = Revocation.CACHED
     max_revocation_age: timedelta = timedelta(days=1)
+    require: str | None = None
 
 
 def read_gpu(table: Table) -> GpuPolicy:
@@ -233,5 +237,6 @@ _FIELDS: Fields = {
     "require_manifests": BOOLEAN,
     "revocation": word_of(Revocation),
     "max_revocation_age_days": rules.AGE.of("max_revocation_age"),
+    "require": one_of("confidential", "proved"),
 }
 _FLOORS = {name.value: _version(_VBIOS) for name in GpuArchitecture}

@@ -79,7 +79,8 @@ class VerifiedOffer:
     """An offer of which everything was verified, and which a policy accepts. `issue_grants` encrypts keys to it.
 
     It answers the challenge `challenge_id`. The evidence is bound to the public key `recipient`; `cpu` and `devices`
-    are what was proved. `fastrack.attest` describes the times, to which the end of the challenge counts.
+    are what was proved. `fastrack.attest` describes the times, to which the end of the challenge counts. `require` is
+    that of the policy's section ``[gpu]``: which GPUs the keys will open on.
 
     Examples
     --------
@@ -94,6 +95,13 @@ class VerifiedOffer:
     devices: tuple[MatchedGpuReport | VerifiedGpuReport, ...] = field(repr=False)
     verified_at: datetime
     valid_until: datetime
+    require: str | None = field(default=None, kw_only=True)
+
+    @property
+    def gpus(self) -> tuple[str, ...] | None:
+        """The chips that the keys will open on, by their ids; None for all in confidential mode, or all."""
+        reports = map(report_of, self.devices)
+        return tuple(one.chip_id for one in reports if not one.is_switch) if self.require == "proved" else None
 
     def describe(self) -> dict[str, object]:
         """Return the main claims as text and numbers, for logs and displays. None is a secret."""
@@ -186,7 +194,8 @@ def accept_offer(proved: ProvedOffer, challenge: Challenge, policy: Policy, now:
     rims = [rim for device in devices if isinstance(device, MatchedGpuReport) for rim in device.rims]
     ends = [*(report_of(device).valid_until for device in devices), *(rim.valid_until for rim in rims)]
     valid_until = min(challenge.expires, cpu.valid_until, *ends)
-    return VerifiedOffer(offer.challenge_id, offer.recipient, cpu, devices, now, valid_until)
+    require = policy.gpu.require if policy.gpu else None
+    return VerifiedOffer(offer.challenge_id, offer.recipient, cpu, devices, now, valid_until, require=require)
 
 
 def prove_offer(

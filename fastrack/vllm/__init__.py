@@ -21,8 +21,8 @@ def register() -> None:
     the other, on their device. They take the folder that was authenticated and no other.
 
     ``model_loader_extra_config`` may have ``keys``, a key file or a provider as `fastrack.to_device` takes it, by
-    default the environment's, and ``anchor``, the path of an anchor. Both are names: secrets do not belong there, as
-    vLLM logs it.
+    default the environment's, ``anchor``, the path of an anchor, and ``require``, as `fastrack.Channel` takes it. They
+    are names: secrets do not belong there, as vLLM logs it.
 
     LoRA adapters (``LoRARequest``, ``--lora-modules``) come from sealed folders, too, under the same keys and anchor;
     others are refused. vLLM reads their weights in host memory.

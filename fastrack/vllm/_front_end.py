@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from fastrack._devices.confidential import requirement
 from fastrack._keys.keyring import KeyRing
 from fastrack._models.mounts import Mount
 from fastrack._patches.attributes import replace
@@ -16,7 +17,7 @@ from fastrack.errors import FormatError
 from fastrack.vllm._folders import authenticate, digest_of
 
 FORMAT = "fastrack"
-_GIVEN, _FOUND = {"anchor", "keys"}, {"copy", "file", "files", "folder"}
+_GIVEN, _FOUND = {"anchor", "keys", "require"}, {"copy", "file", "files", "folder"}
 _mounts: list[Mount] = []  # as long as this process, as vLLM reads tokenizers late
 
 
@@ -81,6 +82,7 @@ def use_copy(arguments: Any) -> None:
         "files": digest_of(folder),
         "folder": str(folder.path),
         "keys": keys,
+        "require": requirement(extra.get("require"), "require"),
     }
     if arguments.served_model_name is None:
         arguments.served_model_name = sealed
@@ -94,7 +96,9 @@ def settings_of(extra: object) -> tuple[str | None, str | None]:
     """Return the source of keys and the anchor in the loader's settings."""
     if not isinstance(extra, Mapping) or not extra.keys() <= _GIVEN:
         got = ", ".join(sorted(map(str, extra.keys() - _GIVEN))) if isinstance(extra, Mapping) else shown(extra)
-        raise ValueError(f"model_loader_extra_config: expected keys and anchor, got {got:.200}. Leave others out")
+        raise ValueError(
+            f"model_loader_extra_config: expected keys, anchor and require, got {got:.200}. Leave others out"
+        )
     for name, value in extra.items():
         if not isinstance(value, (str, os.PathLike, type(None))):
             raise TypeError(

@@ -11,6 +11,7 @@ from vllm.config import ModelConfig
 from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
+from fastrack._devices import canonical, confidential
 from fastrack._keys.keyring import KeyRing
 from fastrack._models.lazy_weights import lazy_weights
 from fastrack._models.mapped_pages import open_once
@@ -54,6 +55,7 @@ class SealedModelLoader(BaseModelLoader):
         folder = self._open_own(ring) if self._is_own(model_config) else self._open_next(model_config.model, ring)
         weights = folder.weights()
         device = next(model.parameters()).device
+        confidential.check(canonical(device), self._settings.get("require"))
         return iter(lazy_weights(weights, partial(open_once, keys=ring), str(device)).items())
 
     def _is_own(self, model_config: ModelConfig) -> bool:

@@ -20,6 +20,7 @@ from helpers.foundry.machine import Machine, canonical, change, machine, policy,
 
 import fastrack
 from fastrack import AttestationError, FormatError, attest
+from fastrack._devices import confidential
 from fastrack.grants import Grants, Identity, Recipient, Signer
 
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
@@ -79,6 +80,21 @@ class Provider:
 
     def get_sealing_key(self):
         return self._key
+
+
+@pytest.mark.parametrize("word", ["confidential", "proved"])
+def test_a_policy_may_have_keys_open_on_confidential_gpus_only_or_on_those_of_the_offer(word, monkeypatch):
+    monkeypatch.setattr(confidential, "_process", confidential._Process())
+    challenge, key, owner = attest.Challenge.generate(now=NOW), fastrack.Key.generate(), Signer.generate()
+    pending = attest.make_offer(challenge, machine("tdx", 2))
+    rules = attest.Policy.from_toml(policy(2) + f"require = '{word}'\n")
+    verified = attest.verify_offer(pending.offer, challenge, rules, now=NOW, roots=roots())
+    grants = attest.issue_grants(verified, key, signer=owner, now=NOW)
+    ring = pending.unlock(grants, owner=owner.verifier, now=NOW)
+    chips = None if word == "confidential" else tuple(sorted(device.report.chip_id for device in verified.devices))
+    assert (ring.first._is_bound, confidential._process.keys) == (True, {key.id: chips})
+    with pytest.raises(FormatError, match=r"'confidential' or 'proved' as gpu\.require"):
+        attest.Policy.from_toml(policy(2) + "require = 'yes'\n")
 
 
 def test_collateral_may_come_from_the_owner():

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import cupy
 import numpy as np
+from helpers.fake_nvml import FakeNvml
 from helpers.forking import in_forked_child
+from helpers.foundry import nvidia
 
 import fastrack
 from bench.gpu import known
@@ -455,6 +457,44 @@ def not_ready():
     except DeviceError as error:
         return {"error": str(error), "told": told["ready"], "self-test": told["self-test"]}
     return {}
+
+
+def required():
+    """Open GPUs that have to be confidential, under answers of drivers, and return what was told and what was done."""
+    from fastrack._crypto import derivation
+    from fastrack._devices import confidential
+
+    chains = [nvidia.device(serial=serial) for serial in ("41E23D711E1C4FBFAC", "41E23D711E1C4FBFAD")]
+    places = {f"FFFE:00:0{number}.0": chain.pem for number, chain in enumerate(chains, 1)}
+    derived, derive = [], derivation.derive_rows
+    derivation.derive_rows = lambda *arguments: derived.append(1) or derive(*arguments)
+    sealed, found = _sealed(3 * MIB), {}
+    states = {
+        "on": {},
+        "dev-tools": {"devtools": 1},
+        "off": {"feature": 0},
+        "NVLink only": {"feature": 0, "multi_gpu": 2},
+        "unknown": {"fails": {"nvmlInit": 12}},
+        "not ready": {"ready": 0},
+        "another GPU": {},
+    }
+    for name, state in states.items():
+        sys.modules["pynvml"] = FakeNvml(chains=places, **state)
+        confidential._process = confidential._Process()
+        is_other = name == "another GPU"
+        if is_other:  # the key was granted for the first
+            confidential.bind_key(_key.id, ["41E23D711E1C4FBFAC"])
+        emulator.reset()
+        derived.clear()
+        try:
+            with Channel(f"cuda:{int(is_other)}", keys=_key, require=None if is_other else "confidential") as own:
+                told = np.array_equal(cupy.asnumpy(own.to_device(sealed, framework="cupy")), _data(3 * MIB))
+        except DeviceError as error:
+            told = str(error)
+        found[name] = {"told": told, "derived": len(derived), "launched": emulator.calls().get("cuLaunchKernel", 0)}
+    with Channel("cuda:0", keys=_key) as own:
+        found["its own GPU"] = own.to_device(sealed, framework="cupy").nbytes == 3 * MIB
+    return found
 
 
 def blocking_copy():

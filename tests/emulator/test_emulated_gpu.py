@@ -72,6 +72,22 @@ class TestResults:
         chosen = "(TestToDevice and small) or TestNonBlocking"
         run_gpu_tests(TRANSFERS, "cuda:0", chosen, EMU_CONFIDENTIAL="1")
 
+    def test_a_key_is_derived_for_a_confidential_gpu_alone(self, run_case):
+        found = run_case("required", EMU_CONFIDENTIAL="1")
+        on = found.pop("on")
+        assert (on["told"], on["derived"] > 0, on["launched"] > 0, found.pop("its own GPU")) == (True,) * 4
+        told = {name: done.pop("told") for name, done in found.items()}
+        assert all(done == {"derived": 0, "launched": 0} for done in found.values())
+        reasons = {
+            "dev-tools": "dev-tools mode",
+            "off": "the mode off",
+            "NVLink only": "the mode off, and NVLink encryption, which leaves copies unencrypted",
+            "unknown": "an unknown mode",
+            "not ready": "not known to be ready",
+            "another GPU": "got chip 41E23D711E1C4FBFAD",
+        }
+        assert {name for name, reason in reasons.items() if reason in told[name]} == told.keys() == reasons.keys()
+
     def test_confidential_mode_is_seen(self, run_case):
         both = {"good": True, "threaded": True, "compared": True}
         assert run_case("confidential", EMU_CONFIDENTIAL="1") == {"enabled": True, "multi_gpu": "none", **both}

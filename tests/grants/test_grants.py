@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import Key, KeyRing
+from fastrack._devices import confidential
 from fastrack._keys.grants import _info
-from fastrack.errors import ClosedError, FormatError, GrantError, SignatureError, UnknownKeyError
+from fastrack.errors import ClosedError, DeviceError, FormatError, GrantError, SignatureError, UnknownKeyError
 from fastrack.grants import Grants, Identity, Recipient, Signer
 from fastrack.providers import VaultTransit
 
@@ -142,6 +143,60 @@ def test_a_key_of_a_set_does_not_lose_its_restriction(tmp_path):
             Grants.issue(ring.first, [BOB.recipient], signer=OWNER, **other)
     passed = Grants.issue(ring.first, [BOB.recipient], signer=OWNER, **options | {"least_version": 8}).unlock(BOB)
     assert (passed.first.lineage, passed.first.least_version) == (lineage, 8)
+
+
+class TestConfidential:
+    """Grants for confidential GPUs, or certain ones."""
+
+    @pytest.fixture(autouse=True)
+    def _anew(self, monkeypatch):
+        monkeypatch.setattr(confidential, "_process", confidential._Process())
+
+    @each("gpus", [None, ["41E23D711E1C4FBFAC"]])
+    def test_the_key_asks_of_gpus_from_before_it_is_opened(self, gpus, monkeypatch):
+        grants = Grants.issue(KEY, [ALICE.recipient], signer=OWNER, require="confidential", gpus=gpus)
+        again = Grants.from_bytes(grants.envelope, owner=OWNER.verifier)
+        assert (again, payload_of(again)["version"]) == (grants, 3)
+        assert again.unlock(ALICE).first == KEY
+        with pytest.raises(DeviceError, match=f"as key {KEY.id} requires"):
+            confidential.check("cuda:0")
+        monkeypatch.setattr(confidential, "_process", confidential._Process())
+        confidential.check("cuda:0")  # is open: nothing asks anything of it yet
+        monkeypatch.setattr(Identity, "decrypt", lambda *_: pytest.fail("it was decrypted"))
+        with pytest.raises(DeviceError, match=f"as key {KEY.id} requires"):
+            again.unlock(ALICE)
+
+    def test_the_key_does_not_lose_its_restriction(self, tmp_path):
+        place = {"require": "confidential", "gpus": ["41E23D711E1C4FBFAC"]}
+        key = Grants.issue(KEY, [ALICE.recipient], signer=OWNER, **place).unlock(ALICE).first
+        with pytest.raises(GrantError, match="restricted to some"):
+            key.save(tmp_path / "alice.key")
+        with pytest.raises(GrantError, match="granted for confidential GPUs"):
+            Grants.issue(key, [BOB.recipient], signer=OWNER, **place)
+        assert np.array_equal(fastrack.unseal(fastrack.seal(np.ones(2), KEY), key, framework="numpy"), np.ones(2))
+
+    @each(
+        "change",
+        [
+            {"gpus": None},
+            {"gpus": ["41E23D711E1C4FBFAD"]},
+            {"require": None},
+            {"require": "any"},
+            {"gpus": ["x"]},
+            {"version": 1},
+            {"version": 2},
+        ],
+    )
+    def test_it_is_bound_like_the_other_constraints(self, change):
+        grants = Grants.issue(KEY, [ALICE.recipient], signer=OWNER, require="confidential", gpus=["41E23D711E1C4FBFAC"])
+        text = json.dumps(payload_of(grants) | change, sort_keys=True, separators=(",", ":")).encode()
+        with pytest.raises((GrantError, FormatError), match=r"does not authenticate|is not a grants file"):
+            Grants.from_bytes(sign(text, GRANTS, OWNER), owner=OWNER.verifier).unlock(ALICE)
+
+    def test_chips_without_the_mode_are_refused(self):
+        for options in ({"gpus": []}, {"require": "yes"}):
+            with pytest.raises(ValueError, match="expected require='confidential'"):
+                Grants.issue(KEY, [ALICE.recipient], signer=OWNER, **options)
 
 
 def test_a_tensor_that_was_copied_counts_for_the_file_it_is_in(sealed, tmp_path):

@@ -235,6 +235,7 @@ def _report(
         lines.append(f"  {who}  {clean(entry.algorithm)}")
     lines += [
         f"files: {_describe_files(grants.files)}",
+        *([f"GPUs: confidential, {', '.join(grants.gpus or ()) or 'any'}"] if grants.require else []),
         *map(clean, notes),
         f"expires: {end or 'never'}{', which is over: nothing is opened by it' if is_over else ''}",
     ]
@@ -251,6 +252,8 @@ def _report(
         lineage=grants.lineage,
         least_version=grants.least_version,
         expires=end,
+        require=grants.require,
+        gpus=None if grants.gpus is None else list(grants.gpus),
         issued=grants.issued.isoformat(),
         serial=grants.serial,
     )
