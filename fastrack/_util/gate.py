@@ -41,6 +41,8 @@ LIMITS: Mapping[str, Mapping[str, int]] = {
     "QE identity": {"bytes": 1 << 20, "values": 8192},
     "TDX collateral": {"bytes": 4 << 20, "values": 8192},
     "answer about a manifest": {"bytes": 2 << 20, "values": 64},
+    # Of a program of this machine: 32 switches, each with a report and its certificates.
+    "answer of nvattest": {"bytes": 2 << 20, "values": 1024},
     # Of any other holder of the key: 10,000 shards with 1,000 tensors; 5,000 tensors, 3,750 with brackets in names.
     "index of a dataset": {"bytes": 128 << 20, "lists": 15_010, "members": 15_010},
     # Between a visitor of a tour and its desks: a chain, a manifest, an offer and two documents, in base64.

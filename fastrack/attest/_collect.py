@@ -12,8 +12,10 @@ from typing import Any
 from fastrack._util.public import public
 from fastrack.attest._cpu.kind import LARGEST, cpu_error
 from fastrack.attest._device_collateral import DeviceCollateral
+from fastrack.attest._gpus.evidence import GpuMode, read_claims
 from fastrack.attest._kinds import CPU_KINDS
 from fastrack.attest._offer import DeviceEvidence, MachineEvidence, OfferBinding
+from fastrack.attest._switches import collect_switches
 from fastrack.errors import AttestationError, DeviceError, FormatError
 
 TSM_ROOT = "/sys/kernel/config/tsm/report"
@@ -28,10 +30,12 @@ def collect_evidence(
     collateral: str | os.PathLike[str] | None = None,
     nvml: Any = None,
     gpus: bool | None = None,
+    switches: bool | None = None,
 ) -> MachineEvidence:
     """Collect evidence of this machine, which is bound to a challenge and a public key.
 
-    The GPUs are asked first, each with a nonce of its own, and then the CPU, whose evidence covers theirs.
+    The GPUs are asked first, each with a nonce of its own, then the NVSwitches likewise, by NVIDIA's program nvattest,
+    and then the CPU, whose evidence covers theirs.
 
     Parameters
     ----------
@@ -49,11 +53,15 @@ def collect_evidence(
     gpus : bool, optional
         True if there must be GPUs in confidential mode, False if they are not asked. By default they are asked if the
         driver is there.
+    switches : bool, optional
+        True if there must be NVSwitches, False if they are not asked. By default they are asked if a GPU reports
+        protected PCIe, where GPUs send each other data unencrypted through them.
 
     Raises
     ------
     DeviceError
-        If the machine, its kernel, a driver or a GPU cannot give evidence; the message says what is missing.
+        If the machine, its kernel, a driver, a GPU or a switch cannot give evidence, or nvattest is not installed; the
+        message says what is missing.
     FormatError, OSError
         If a file of collateral is malformed, or cannot be read.
 
@@ -70,6 +78,9 @@ def collect_evidence(
     folder = None if collateral is None else Path(collateral)
     store = DeviceCollateral(folder)
     devices = () if gpus is False else _collect_gpus(binding, nvml, store, needed=gpus is True)
+    if switches or (switches is None and any(map(_is_protected, devices))):
+        found = collect_switches(lambda number: binding.device_nonce(len(devices) + number))
+        devices += tuple(map(store.complete, found))
     report, name, certificates = read_tsm_report(binding.report_data(devices), root=root)
     kind = CPU_KINDS[name]
     evidence = kind.collect(report, certificates)
@@ -205,6 +216,10 @@ def _collect_gpu(binding: OfferBinding, nvml: Any, store: DeviceCollateral, inde
     except (FormatError, AttestationError) as error:
         advice = "Reset this GPU, or collect without it."
         raise _gpu_error(f"a report of {gpu} with its certificates", f"another answer ({error})", advice) from None
+
+
+def _is_protected(gpu: DeviceEvidence) -> bool:
+    return read_claims(gpu.report, gpu.chain).get("mode") == GpuMode.PROTECTED_PCIE
 
 
 def _gpu_error(wanted: str, found: str, advice: str) -> DeviceError:
