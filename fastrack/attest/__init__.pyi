@@ -79,5 +79,5 @@ from fastrack.attest._offer import (
 )
 from fastrack.attest._policy import Policy as Policy
 from fastrack.attest._policy_common import Revocation as Revocation
-from fastrack.attest._policy_gpu import GpuPolicy as GpuPolicy
+from fastrack.attest._policy_gpu import GpuPolicy as GpuPolicy, PinnedMeasurements as PinnedMeasurements
 from fastrack.errors import AttestationError as AttestationError

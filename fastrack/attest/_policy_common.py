@@ -163,10 +163,14 @@ def write_toml(value: object) -> str:
     if isinstance(value, bytes):
         value = value.hex()
     if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{name} = {write_toml(one)}' for name, one in value.items())} }}"
+        return f"{{ {', '.join(f'{_write_key(str(name))} = {write_toml(one)}' for name, one in value.items())} }}"
     if isinstance(value, (set, frozenset)):
         return f"[{', '.join(sorted(map(write_toml, value)))}]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # a basic string of TOML
+
+
+def _write_key(name: str) -> str:
+    return name if name.isascii() and name.replace("_", "").isalnum() else write_toml(name)
 
 
 def draft_revocation(checked_at: datetime | None) -> Line:

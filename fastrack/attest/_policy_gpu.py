@@ -3,22 +3,57 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
-from fastrack._documents.fields import BOOLEAN, Field, Fields, integer, one_of, text
+from fastrack._documents.fields import (
+    BOOLEAN,
+    TEXT,
+    Field,
+    FieldError,
+    Fields,
+    hexadecimal,
+    integer,
+    mapping,
+    one_of,
+    record,
+    text,
+)
 from fastrack._documents.toml import TEXTS, Table, filled, word_of, words_of
 from fastrack._util.public import public
 from fastrack.attest import _policy_common as rules
 from fastrack.attest._errors import refused
 from fastrack.attest._gpus.evidence import GpuMode, VerifiedGpuReport
 from fastrack.attest._gpus.identity import GpuArchitecture
+from fastrack.attest._gpus.report import DIGEST_SIZE
 from fastrack.attest._gpus.rim_match import MatchedGpuReport, report_of
 from fastrack.attest._policy_common import Judge, Line, Revocation
 
 _DRIVER = re.compile(r"\d{1,9}(?:\.\d{1,9})*")
 _VBIOS = re.compile(r"[0-9a-fA-F]{1,8}(?:\.[0-9a-fA-F]{1,8})*")
 _MODES = (GpuMode.SINGLE, GpuMode.MULTI, None)  # in these, no device beside the GPU sees plain data
+_PINNED_DAYS = 30  # that a draft proposes
 _ALL_OF_ONE = "Collect the evidence of all GPUs and switches of one machine; do not give the key to this one."
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class PinnedMeasurements:
+    r"""The measurements of approved GPUs whose driver has no manifest of NVIDIA's.
+
+    `digests` are SHA-384 values by index, all of which a GPU must have; `until` is the time from which they count no
+    more.
+
+    Examples
+    --------
+    >>> from datetime import UTC, datetime
+    >>> from fastrack import attest
+    >>> pinned = attest.PinnedMeasurements(datetime(2027, 1, 31, tzinfo=UTC), {7: b"\1" * 48})
+    >>> pinned.digests.keys()
+    dict_keys([7])
+    """
+
+    until: datetime
+    digests: Mapping[int, bytes] = field(hash=False)
 
 
 @public
@@ -49,6 +84,9 @@ class GpuPolicy:
     require_manifests : bool
         Whether the measurements must have been compared with NVIDIA's reference manifests. Without that, a GPU in
         dev-tools mode, which others can read, is not told from one in confidential mode.
+    measurements : mapping of str to PinnedMeasurements
+        The measurements of approved GPUs by chip, driver and VBIOS, such as "GH100 610.10.01 96.00.9F.00.01". They
+        stand for NVIDIA's manifest of a driver where that is absent, and for nothing where it is there.
     revocation : Revocation
         How much is asked about the revocation of the certificates of devices and manifests.
     max_revocation_age : datetime.timedelta
@@ -77,6 +115,7 @@ class GpuPolicy:
     revocation: Revocation = Revocation.CACHED
     max_revocation_age: timedelta = timedelta(days=1)
     require: str | None = None
+    measurements: Mapping[str, PinnedMeasurements] = field(default_factory=dict, hash=False)
 
 
 def read_gpu(table: Table) -> GpuPolicy:
@@ -170,6 +209,7 @@ def draft_gpus(devices: Sequence[VerifiedGpuReport | MatchedGpuReport]) -> Itera
     matched = all(isinstance(device, MatchedGpuReport) for device in devices)
     covers = "comparison of all measurements with NVIDIA's reference manifests"
     yield Line("require_manifests", matched, covers, not matched)
+    yield from _draft_measurements(devices)
     rims = [rim for device in devices if isinstance(device, MatchedGpuReport) for rim in device.rims]
     dates = [*(report.revocation_checked_at for report in reports), *(rim.revocation_checked_at for rim in rims)]
     yield rules.draft_revocation(None if None in dates else dates[0])
@@ -192,6 +232,9 @@ def _check_device(policy: GpuPolicy, report: VerifiedGpuReport, judge: Judge) ->
 
 
 def _check_manifests(policy: GpuPolicy, device: VerifiedGpuReport | MatchedGpuReport, judge: Judge) -> None:
+    if (pinned := find_pinned(policy, device)) is not None:
+        _check_pinned(pinned, report_of(device), judge)
+        return
     if not isinstance(device, MatchedGpuReport):
         if policy.require_manifests:
             wanted, found = "ones that were compared with reference manifests", "ones that were not"
@@ -205,6 +248,47 @@ def _check_manifests(policy: GpuPolicy, device: VerifiedGpuReport | MatchedGpuRe
     for rim in device.rims:
         judge.require_current(rim.verified_at, rim.valid_until)
         judge.require_revocation(policy.revocation, rim.revocation_checked_at, policy.max_revocation_age)
+
+
+def find_pinned(policy: GpuPolicy, device: VerifiedGpuReport | MatchedGpuReport) -> PinnedMeasurements | None:
+    """Return the measurements that stand for a manifest; None if that was there, or the policy has none."""
+    return None if isinstance(device, MatchedGpuReport) else policy.measurements.get(_name_firmware(device))
+
+
+def _check_pinned(pinned: PinnedMeasurements, report: VerifiedGpuReport, judge: Judge) -> None:
+    if judge.now >= pinned.until:
+        advice = "Fetch NVIDIA's manifest (`fastrack attest fetch`); if there is none yet, draft the policy again."
+        wanted, found = "ones that are pinned until a later time", f"ones until {pinned.until.isoformat()}"
+        judge.refuse("measurements", wanted, found, "measurements", advice)
+    measured = dict(enumerate(report.measurements))
+    if different := [index for index, digest in pinned.digests.items() if measured.get(index) != digest]:
+        wanted = f"the pinned values at all of {len(pinned.digests)} indexes"
+        found = f"{len(different)} others, at {', '.join(map(str, sorted(different)[:8]))}"
+        judge.refuse("measurements", wanted, found, "measurements")
+
+
+def _name_firmware(report: VerifiedGpuReport) -> str:
+    """Return the name by which a policy has measurements: chip, driver if there is one, and VBIOS."""
+    return " ".join(filter(None, (report.chip, report.driver_version, report.vbios_version)))
+
+
+def _draft_measurements(devices: Iterable[VerifiedGpuReport | MatchedGpuReport]) -> Iterator[Line]:
+    """Draft the measurements of devices without manifests: those that all of the same firmware have in common."""
+    groups: dict[str, list[VerifiedGpuReport]] = {}
+    for device in devices:
+        if not isinstance(device, MatchedGpuReport):
+            groups.setdefault(_name_firmware(device), []).append(device)
+    values = {}
+    for name, reports in groups.items():
+        common = set.intersection(*(set(enumerate(report.measurements)) for report in reports))
+        until = reports[0].verified_at + timedelta(days=_PINNED_DAYS)
+        values[name] = {"until": f"{until:%Y-%m-%d}", "digests": dict(sorted(common))}
+    if values:
+        covers = (
+            "measurements of these devices, IF YOU APPROVED THEM BY OTHER MEANS: they stand for manifests that NVIDIA "
+            "has not published, until that day"
+        )
+        yield Line("measurements", values, covers, is_open=True)
 
 
 def _require_version(judge: Judge, name: str, found: str | None, lowest: str, form: re.Pattern[str], key: str) -> None:
@@ -224,6 +308,21 @@ def _version(form: re.Pattern[str]) -> Field[str]:
     return text(form.pattern, "a version, such as 550.90.07 of a driver or 96.00.9F.00.01 of a VBIOS")
 
 
+def _read_day(value: object) -> datetime:
+    try:
+        return datetime.strptime(TEXT.read(value), "%Y-%m-%d").replace(tzinfo=UTC)
+    except ValueError:
+        raise FieldError("a day, such as 2027-01-31", "another text") from None
+
+
+def _read_digests(value: object) -> Mapping[int, bytes]:
+    found = mapping(text(r"0|[1-9][0-9]{0,2}", "the index of a measurement"), hexadecimal(DIGEST_SIZE)).read(value)
+    if not found:
+        raise FieldError("digests by the indexes of measurements", "none")
+    return {int(index): digest for index, digest in found.items()}
+
+
+_PINNED: Fields = {"until": Field(_read_day), "digests": Field(_read_digests)}
 _COUNT = integer(1)
 _SERIAL = text(r"[0-9A-Fa-f]{1,64}", "a serial number in hexadecimal")
 _FIELDS: Fields = {
@@ -238,5 +337,6 @@ _FIELDS: Fields = {
     "revocation": word_of(Revocation),
     "max_revocation_age_days": rules.AGE.of("max_revocation_age"),
     "require": one_of("confidential", "proved"),
+    "measurements": mapping(TEXT, record(PinnedMeasurements, _PINNED)),
 }
 _FLOORS = {name.value: _version(_VBIOS) for name in GpuArchitecture}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from hmac import compare_digest
@@ -20,7 +20,7 @@ from fastrack.attest._formats.roots import AMD_ROOTS, INTEL_ROOTS, NVIDIA_RIM_RO
 from fastrack.attest._gpus.evidence import VerifiedGpuReport, verify_gpu_report
 from fastrack.attest._gpus.report import parse_gpu_report
 from fastrack.attest._gpus.rim import verify_rim
-from fastrack.attest._gpus.rim_match import MatchedGpuReport, match_measurements, report_of
+from fastrack.attest._gpus.rim_match import MatchedGpuReport, match_firmware, match_measurements, report_of
 from fastrack.attest._kinds import CpuEvidence, VerifiedCpu, kind_of_evidence, kind_of_verified
 from fastrack.attest._offer import (
     Challenge,
@@ -31,6 +31,7 @@ from fastrack.attest._offer import (
     open_offer,
 )
 from fastrack.attest._policy import Policy
+from fastrack.attest._policy_gpu import GpuPolicy, find_pinned
 from fastrack.grants import Recipient
 
 _EVIDENCE = "offer"
@@ -80,7 +81,8 @@ class VerifiedOffer:
 
     It answers the challenge `challenge_id`. The evidence is bound to the public key `recipient`; `cpu` and `devices`
     are what was proved. `fastrack.attest` describes the times, to which the end of the challenge counts. `require` is
-    that of the policy's section ``[gpu]``: which GPUs the keys will open on.
+    that of the policy's section ``[gpu]``: which GPUs the keys will open on. `pinned` has the chips whose measurements
+    the policy knows by itself, as NVIDIA's manifest of their driver was not there.
 
     Examples
     --------
@@ -96,6 +98,7 @@ class VerifiedOffer:
     verified_at: datetime
     valid_until: datetime
     require: str | None = field(default=None, kw_only=True)
+    pinned: frozenset[str] = field(default=frozenset(), kw_only=True)
 
     @property
     def gpus(self) -> tuple[str, ...] | None:
@@ -110,13 +113,13 @@ class VerifiedOffer:
             "challenge": self.challenge_id,
             "recipient": self.recipient.id,
             "cpu": {"type": kind.name, **kind.describe(self.cpu)},
-            "devices": [_describe_device(device) for device in self.devices],
+            "devices": [_describe_device(device, self.pinned) for device in self.devices],
             "verified_at": self.verified_at.isoformat(),
             "valid_until": self.valid_until.isoformat(),
         }
 
 
-def _describe_device(device: MatchedGpuReport | VerifiedGpuReport) -> dict[str, object]:
+def _describe_device(device: MatchedGpuReport | VerifiedGpuReport, pinned: Collection[str]) -> dict[str, object]:
     """Return the claims of a device, those that NVIDIA has for its own tokens (EAT, RFC 9711) by its names."""
     report = report_of(device)
     claims: dict[str, object] = {
@@ -130,6 +133,8 @@ def _describe_device(device: MatchedGpuReport | VerifiedGpuReport) -> dict[str, 
     }
     if isinstance(device, MatchedGpuReport):
         claims["measres"] = "success"  # compared with reference manifests, and equal
+    elif report.chip_id in pinned:
+        claims["measres"] = "pinned"  # no word of NVIDIA's
     return claims
 
 
@@ -193,9 +198,19 @@ def accept_offer(proved: ProvedOffer, challenge: Challenge, policy: Policy, now:
     policy.check_gpus(devices, now=now)
     rims = [rim for device in devices if isinstance(device, MatchedGpuReport) for rim in device.rims]
     ends = [*(report_of(device).valid_until for device in devices), *(rim.valid_until for rim in rims)]
-    valid_until = min(challenge.expires, cpu.valid_until, *ends)
-    require = policy.gpu.require if policy.gpu else None
-    return VerifiedOffer(offer.challenge_id, offer.recipient, cpu, devices, now, valid_until, require=require)
+    rules = policy.gpu or GpuPolicy()
+    pins = {report_of(device).chip_id: pin for device in devices if (pin := find_pinned(rules, device)) is not None}
+    valid_until = min(challenge.expires, cpu.valid_until, *ends, *(pin.until for pin in pins.values()))
+    return VerifiedOffer(
+        offer.challenge_id,
+        offer.recipient,
+        cpu,
+        devices,
+        now,
+        valid_until,
+        require=rules.require,
+        pinned=frozenset(pins),
+    )
 
 
 def prove_offer(
@@ -332,4 +347,6 @@ def _verify_device(
         verify_rim(one.data, now=now, roots=roots.nvidia_rim, ocsp=one.ocsp, evidence=evidence)
         for one in device.manifests
     ]
-    return match_measurements(report, rims)
+    if report.is_switch or any(one.rim.version.upper() == str(report.driver_version).upper() for one in rims):
+        return match_measurements(report, rims)
+    return match_firmware(report, rims)

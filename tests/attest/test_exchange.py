@@ -193,6 +193,28 @@ def test_an_offer_without_manifests_is_accepted_if_the_policy_says_so():
     assert isinstance(verify(offer, challenge, text="require_manifests = false").devices[0], attest.VerifiedGpuReport)
 
 
+def test_a_driver_without_a_manifest_may_be_pinned_and_the_vbios_is_still_compared():
+    values = ", ".join(f"{index} = '{value.hex()}'" for index, value in enumerate(nvidia.MEASUREMENTS))
+    name = f"GH100 {nvidia.DRIVER} {nvidia.VBIOS_TEXT}"
+    pins = f"measurements = {{ '{name}' = {{ until = '2099-01-31', digests = {{ {values} }} }} }}\n"
+    both = machine().manifests[0]
+    (vbios,) = (one for one in both if attest.parse_rim(one.data).version == nvidia.VBIOS_TEXT)
+
+    def offered(*manifests):
+        of = copy.copy(machine())
+        of.manifests = [manifests]
+        return reversed(made(of))
+
+    assert refuse(*offered(vbios)).field == "measurements"
+    found = verify(*offered(vbios), text=pins)
+    assert (found.pinned, found.describe()["devices"][0]["measres"]) == ({found.devices[0].chip_id}, "pinned")
+    assert verify(*offered(), text=pins).pinned == found.pinned
+    others = nvidia.vbios_rim([b"x" * 48] * 64)
+    assert "reference values" in refuse(*offered(replace(vbios, data=others)), text=pins).wanted
+    whole = verify(*offered(*both), text=pins.replace(values[5:11], "f" * 6))  # which count for nothing
+    assert (whole.pinned, whole.describe()["devices"][0]["measres"]) == (frozenset(), "success")
+
+
 # The binding.
 
 

@@ -137,6 +137,19 @@ def test_the_folder_is_what_the_exchange_needs(start, tmp_path):
     assert verified.cpu.tcb.status == "UpToDate"
 
 
+def test_a_manifest_that_is_not_published_keeps_nothing_else_away(start, tmp_path):
+    service = start()
+    offer = attest.Offer.from_bytes(offer_of(service.machine)[1].to_bytes())
+    driver = f"NV_GPU_DRIVER_GH100_{nvidia.DRIVER}"
+    service.answers[f"/v1/rim/{driver}"] = [(404, {}, b"")]
+    with pytest.raises(OSError, match=f"{driver} failed.*404.*wait until the vendor has published one"):
+        list(attest.fetch_collateral(offer.evidence, tmp_path, services=service.services, roots=roots(), now=NOW))
+    whole = {"tdx", "rim", "ocsp"}
+    assert {path.name.partition("-")[0] for path in tmp_path.iterdir() if path.name != ".lock"} == whole
+    assert len(list((tmp_path / "rim").iterdir())) == 1
+    assert len(list((tmp_path / "ocsp").iterdir())) == service.asked["/"] > 3
+
+
 def test_documents_that_end_are_fetched_anew(start, tmp_path):
     service = start()
     fetch(service, tmp_path)

@@ -12,6 +12,7 @@ from helpers.foundry.authority import NOW
 
 from fastrack import AttestationError, FormatError, attest
 from fastrack.attest import GpuMode, GpuPolicy, Policy, Revocation
+from fastrack.attest._policy_gpu import draft_gpus
 
 DAY = timedelta(days=1)
 REAL = datetime(2026, 6, 1, tzinfo=UTC)  # of evidence of real machines
@@ -127,6 +128,79 @@ def test_a_report_without_manifests_is_refused_unless_allowed():
         check("", REPORT)
     check("require_manifests = false", REPORT)
     check("require_manifests = false", MATCHED)
+
+
+NAME = f"GH100 {foundry.DRIVER} {foundry.VBIOS_TEXT}"
+
+
+def pinned(*, name=NAME, until="2099-01-31", **digests):
+    values = {**dict(enumerate(foundry.MEASUREMENTS)), **{int(at[2:]): value for at, value in digests.items()}}
+    texts = ", ".join(f"{index} = '{value.hex()}'" for index, value in values.items() if value is not None)
+    return f"measurements = {{ '{name}' = {{ until = '{until}', digests = {{ {texts} }} }} }}"
+
+
+class TestPinned:
+    """Measurements that a policy knows by itself, for want of NVIDIA's manifest of a driver."""
+
+    def test_they_stand_for_a_manifest_that_is_absent(self):
+        check(pinned(), REPORT)
+        check(pinned(at5=None), REPORT)  # an index that is left open
+        with pytest.raises(AttestationError, match="compared with reference manifests"):
+            check(pinned(name=NAME + "1"), REPORT)
+
+    def test_another_measurement_is_refused(self):
+        for more in ("", "\nrequire_manifests = false"):
+            with pytest.raises(
+                AttestationError, match=r"pinned values at all of 64 indexes.*2 others, at 7, 61"
+            ) as raised:
+                check(pinned(at7=b"x" * 48, at61=b"y" * 48) + more, REPORT)
+        assert raised.value.field == "measurements"
+        with pytest.raises(AttestationError, match="1 others, at 64"):
+            check(pinned(at64=bytes(48)), REPORT)
+
+    def test_they_count_for_nothing_where_the_manifests_are_there(self):
+        check(pinned(at7=b"x" * 48), MATCHED)
+
+    def test_they_end(self):
+        day = f"{NOW:%Y-%m-%d}"
+        with pytest.raises(AttestationError, match=rf"until a later time.*ones until {day}.*attest fetch"):
+            check(pinned(until=day), REPORT, now=NOW)
+        check(pinned(until=f"{NOW + DAY:%Y-%m-%d}"), REPORT, now=NOW)
+
+    def test_a_draft_has_them_as_a_comment_and_accepts_the_machine_once_they_are_lines(self):
+        other = replace(REPORT, chip_id="A1", measurements=(*REPORT.measurements[:63], b"z" * 48))
+        lines = [str(line) for line in draft_gpus([REPORT, other])]
+        (line,) = [line for line in lines if "\n# measurements = " in line]
+        assert "IF YOU APPROVED THEM BY OTHER MEANS" in line
+        text = line.replace("\n# ", "\n")
+        (drafted,) = policy(text).gpu.measurements.values()
+        assert (drafted.until - NOW).days in {29, 30}
+        assert drafted.digests == dict(enumerate(REPORT.measurements[:63]))  # what both have in common
+        check("count = 2\n" + text, REPORT, other)
+        assert not any("measurements" in str(line) for line in draft_gpus([MATCHED]) if line.key == "measurements")
+
+    def test_two_policies_differ_by_the_indexes_of_measurements(self):
+        before, after = (f"[gpu]\n{text}" for text in (pinned(), pinned(at9=b"x" * 48)))
+        (change,) = attest.compare_policies(before, after)
+        assert change == f"gpu.measurements.{NAME}.digests.9: {'09' * 48} -> {'78' * 48}"
+
+    @each(
+        "text",
+        [
+            "measurements = 7",
+            "measurements = { a = 7 }",
+            "measurements = { a = { until = '2027-01-31' } }",
+            "measurements = { a = { until = '2027-01-31', digests = {} } }",
+            "measurements = { a = { until = '2027-02-31', digests = { 0 = '00' } } }",
+            "measurements = { a = { until = 2027-01-31, digests = { 0 = '00' } } }",
+            "measurements = { a = { until = '2027-01-31', digests = { 0 = '00' } } }",
+            f"measurements = {{ a = {{ until = '2027-01-31', digests = {{ 00 = '{'00' * 48}' }} }} }}",
+            f"measurements = {{ a = {{ until = 'never', digests = {{ 0 = '{'00' * 48}' }} }} }}",
+        ],
+    )
+    def test_malformed_ones_are_refused(self, text):
+        with pytest.raises(FormatError, match=r"gpu\.measurements"):
+            policy(text)
 
 
 def test_a_device_counts_once():

@@ -57,7 +57,7 @@ def test_the_page_has_the_addresses_that_are_asked():
         assert f"`{getattr(services, name)}`" in row
 
 
-def test_its_example_of_events_is_a_policy():
-    (block,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    policy = attest.Policy.from_toml(f"version = 1\n[cpu.tdx]\nmrtd = 'any'\nrtmr1 = 'any'\n{block}")
-    assert len(policy.tdx.events["rtmr2"]) == 2
+def test_its_examples_of_measurements_and_events_are_a_policy():
+    gpu, events = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    policy = attest.Policy.from_toml(f"version = 1\n[cpu.tdx]\nmrtd = 'any'\nrtmr1 = 'any'\n{events}\n{gpu}")
+    assert (len(policy.tdx.events["rtmr2"]), len(policy.gpu.measurements)) == (2, 1)

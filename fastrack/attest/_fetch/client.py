@@ -27,6 +27,10 @@ _UNTRUSTED = "The certificate of the service or of a proxy is not trusted; pass 
 _UNREACHED = "Check the network and the proxy (https_proxy), or fetch on another machine and copy the folder."
 
 
+class AbsentError(OSError):
+    """A service that answers, and has not what it was asked for."""
+
+
 class Client:
     """Ask services, through the proxies of the environment (``https_proxy``), with the certificates of the system.
 
@@ -62,6 +66,8 @@ class Client:
                 raise TransientError(_failure(url, "an answer", found, _UNREACHED)) from None
             if not 200 <= answer.status < 300:
                 message, delay = _refusal(url, answer)
+                if answer.status == 404:
+                    raise AbsentError(message)
                 raise TransientError(message, max(delay, _FIRST_WAIT)) if answer.status in AGAIN else OSError(message)
             if len(answer.body) > limit:
                 raise OSError(_failure(url, f"up to {limit} bytes", "more", "Check it."))
@@ -70,7 +76,7 @@ class Client:
         try:
             return retry(attempt, attempts=_ATTEMPTS, first=_FIRST_WAIT, longest=_LONGEST_WAIT, end=end)
         except OSError as error:
-            raise OSError(errno.EIO, str(error)) from None
+            raise (AbsentError if isinstance(error, AbsentError) else OSError)(errno.EIO, str(error)) from None
 
 
 def _refusal(url: str, answer: Answer) -> tuple[str, float]:

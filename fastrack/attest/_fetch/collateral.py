@@ -45,7 +45,7 @@ from fastrack.attest._cpu.tdx_kind import TdxEvidence, tdx_file
 from fastrack.attest._cpu.tdx_pck import read_pck_identity
 from fastrack.attest._cpu.tdx_quote import parse_tdx_quote
 from fastrack.attest._errors import malformed, refused, require_time_zone
-from fastrack.attest._fetch.client import Client
+from fastrack.attest._fetch.client import AbsentError, Client
 from fastrack.attest._formats.ocsp import verify_ocsp_response, verify_status
 from fastrack.attest._formats.x509 import (
     PSS_SHA384,
@@ -498,11 +498,18 @@ def _fetch_devices(run: _Fetching, devices: Sequence[DeviceEvidence]) -> Iterato
         )
         chains.append(load_chain(device.chain, evidence=evidence)[1:])  # of the leaf the service knows nothing
         wanted |= dict.fromkeys(report.rim_ids, report)
+    absent = None
     for rim_id, report in wanted.items():
-        document = _fetch_rim(run, rim_id, report.chip)
+        try:
+            document = _fetch_rim(run, rim_id, report.chip)
+        except AbsentError as error:  # a policy that knows the measurements by itself needs the rest
+            absent = absent or error
+            continue
         chains.append(open_signed((run.folder / document.name).read_bytes(), evidence=f"manifest {rim_id}")[1])
         yield document
     yield from _fetch_responses(run, chains)
+    if absent is not None:
+        raise absent
 
 
 def _fetch_rim(run: _Fetching, rim_id: str, chip: str) -> FetchedDocument:

@@ -1,7 +1,7 @@
 """Compare the measurements of a device with its reference manifests."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastrack._util.public import public
 from fastrack.attest._errors import refused
@@ -79,15 +79,31 @@ def match_measurements(report: VerifiedGpuReport, rims: Iterable[VerifiedRim]) -
         ...
     TypeError: expected VerifiedGpuReport, got bytes; verify it first, with verify_gpu_report
     """
-    rims = tuple(rims)
     if not isinstance(report, VerifiedGpuReport):
         raise TypeError(
             f"expected VerifiedGpuReport, got {type(report).__name__}; verify it first, with verify_gpu_report"
         )
+    versions = [report.vbios_version] if report.is_switch else [report.driver_version, report.vbios_version]
+    return _match(report, tuple(rims), versions)
+
+
+def match_firmware(report: VerifiedGpuReport, rims: Iterable[VerifiedRim]) -> VerifiedGpuReport:
+    """Require what the manifest of a GPU's VBIOS says, where that of its driver is absent.
+
+    The report is returned, and not as matched: a policy has to know all its measurements by itself.
+    """
+    matched = _match(report, tuple(rims), [report.vbios_version])
+    return replace(report, valid_until=min(report.valid_until, *(rim.valid_until for rim in matched.rims)))
+
+
+def _match(
+    report: VerifiedGpuReport, rims: tuple[VerifiedRim, ...], versions: Sequence[str | None]
+) -> MatchedGpuReport:
+    """Compare a report with one manifest for each of these versions."""
     for rim in rims:
         if not isinstance(rim, VerifiedRim):
             raise TypeError(f"expected VerifiedRim, got {type(rim).__name__}; verify it first, with verify_rim")
-    assigned = _assign(report, rims)
+    assigned = _assign(report, rims, versions)
     active = _merge(report, assigned)
     skipped = {_NVDEC_INDEX} & active.keys() if report.is_nvdec_enabled is False else set()
     compared = sorted(active.keys() - skipped)
@@ -107,10 +123,11 @@ def match_measurements(report: VerifiedGpuReport, rims: Iterable[VerifiedRim]) -
     return MatchedGpuReport(report, assigned, tuple(compared), tuple(sorted(skipped)))
 
 
-def _assign(report: VerifiedGpuReport, rims: Sequence[VerifiedRim]) -> tuple[VerifiedRim, ...]:
+def _assign(
+    report: VerifiedGpuReport, rims: Sequence[VerifiedRim], versions: Sequence[str | None]
+) -> tuple[VerifiedRim, ...]:
     """Find the manifest for each part of the firmware, and refuse others."""
     edition = "SWITCH" if report.is_switch else "GPU"
-    versions = [report.vbios_version] if report.is_switch else [report.driver_version, report.vbios_version]
     passed = ", ".join(f"{rim.rim.edition} {rim.rim.product} {rim.rim.version}" for rim in rims) or "none"
     wanted = ", ".join(f"{edition} {report.chip} {version}" for version in versions)
     assigned = []
