@@ -215,6 +215,15 @@ def test_a_driver_without_a_manifest_may_be_pinned_and_the_vbios_is_still_compar
     assert (whole.pinned, whole.describe()["devices"][0]["measres"]) == (frozenset(), "success")
 
 
+def test_a_policy_with_gpus_needs_the_roots_of_two_vendors():
+    challenge, offer = made()
+    assert verify(offer, challenge)
+    for vendor in ("intel", "nvidia", "nvidia_rim"):
+        assert "pinned" in str(refuse(offer, challenge, roots=replace(roots(), **{vendor: frozenset()})).wanted)
+    alone = made(machine("tdx", 0))
+    assert refuse(*reversed(alone)).field == "number of GPUs"
+
+
 # The binding.
 
 

@@ -25,6 +25,7 @@ from helpers.foundry.machine import Machine, policy, roots
 
 from fastrack import FastrackError, Key, attest
 from fastrack._cli.attest import exchange as module
+from fastrack.attest._broker.ledger import Ledger
 from fastrack.grants import Signer
 
 
@@ -402,6 +403,17 @@ def test_a_broker_is_served_and_its_log_is_shown(cli):
     assert "noted hash" in cli.error(f"broker log --database broker.db --head {'00' * 32}")
     assert "hexadecimal" in cli.error("broker log --database broker.db --head x", status=2)
     assert "No such file" in cli.error("broker log --database none.db")
+    cli("broker head first.head --database broker.db --signer owner.signer")
+    with closing(Ledger("broker.db")) as ledger:
+        ledger.append("started", {}, now=NOW)
+    cli("broker head later.head --database broker.db --signer owner.signer")
+    by_owner = "--owner owner.signer.pub"
+    assert cli.json(f"broker compare first.head broker.db {by_owner}") == {"state": "newer", "known": 1, "now": 2}
+    assert cli(f"broker compare later.head broker.db {by_owner}").output.startswith("same: broker.db has 2 entries")
+    back = cli(f"broker compare broker.db first.head {by_owner}", status=1).output
+    assert back.startswith("older: first.head has 1 entries, broker.db 2")
+    assert cli(f"broker compare first.head later.head {by_owner}", status=1).output.startswith("unknown")
+    assert "signature by a trusted key" in cli.error("broker compare first.head broker.db")
 
 
 def test_a_broker_without_its_extra_says_so(cli, monkeypatch):

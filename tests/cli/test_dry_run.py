@@ -27,6 +27,7 @@ REASONS = {
     "attest policy": SMALL,
     "attest grant": "spends a challenge; `attest verify` checks the same and grants nothing",
     "broker serve": SERVES,
+    "broker head": SMALL,
     "tour plan": SMALL,
     "tour own": SERVES,
     "tour hold": SERVES,
@@ -39,6 +40,7 @@ REASONS = {
     "warmup": "fills the cache of a compiler",
 }
 READS = {"key", "inspect", "verify", "doctor", "help", "attest show", "attest verify", "broker log", "tour verify"}
+READS |= {"broker compare"}
 READS |= {f"plan {name}" for name in ("transfer", "epoch", "checkpoint", "collective", "load", "validate")}
 MADE = ("seconds", "gbps", "file_id", "dry_run")
 LINES = {

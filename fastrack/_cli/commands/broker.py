@@ -8,18 +8,20 @@ from typing import Annotated
 
 import typer
 
-from fastrack._cli.attest.exchange import Collateral, FileIds, Period, UnderPolicy, load_collateral
+from fastrack._cli.attest.exchange import Collateral, FileIds, Period, UnderPolicy, load_collateral, read_clock
 from fastrack._cli.commands.grant import load_signer
 from fastrack._cli.console import clean, new_table, pluralize, print_json, stdout
-from fastrack._cli.documents import parse_period
+from fastrack._cli.documents import check_document, parse_period, write_document
 from fastrack._cli.files import open_ring
 from fastrack._cli.options import Json, KeyFiles
 from fastrack._service.limits import RateLimit
 from fastrack.attest import Policy
+from fastrack.attest._broker.heads import compare_heads, read_head, sign_head
 from fastrack.attest._broker.ledger import Ledger, read_log
 from fastrack.attest._broker.service import Broker, Settings
 from fastrack.attest._device_collateral import check_folder
 from fastrack.errors import FastrackError
+from fastrack.grants import Verifier
 
 Database = Annotated[Path, typer.Option("--database", metavar="DATABASE", help="The broker's database, in SQLite.")]
 Signer = Annotated[
@@ -140,5 +142,46 @@ def log(
     console.print(f"head: {newest or 'none'}")
 
 
-for _command in (serve, log):
+def head(
+    target: Annotated[str, typer.Argument(metavar="HEAD", help="The file to write; - for standard output.")] = "-",
+    *,
+    database: Database,
+    signer: Signer,
+) -> None:
+    """Verify the log of a broker, and sign its head: the number and the hash of its last entry.
+
+    Keep it elsewhere, or publish it: `compare` tells by it whether a later log goes on from this one.
+    """
+    check_document(target)
+    write_document(target, sign_head(read_log(database), load_signer(signer), now=read_clock()))
+
+
+def compare(
+    known: Annotated[Path, typer.Argument(metavar="KNOWN", help="A head that was signed, or a copy of the database.")],
+    now: Annotated[Path, typer.Argument(metavar="NOW", help="The database, or a head that was signed later.")],
+    *,
+    owner: Annotated[
+        list[Path] | None, typer.Option(metavar="PUBLIC", help="The public file of an owner; may be repeated.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare two logs of a broker, each by a signed head or its database.
+
+    Exit status: 0 if the second is the same, or newer: it goes on from the first. 1 if it is older, as a database that
+    was set back; if it is forked: it has another entry in a place of the first; or if two heads do not tell, of which
+    one has to be the database.
+    """
+    owners = [Verifier.load(path) for path in owner or ()]
+    logs = read_head(known, owners), read_head(now, owners)
+    state = compare_heads(*logs)
+    first, second = (max(log, default=0) for log in logs)
+    if as_json:
+        print_json(state=state, known=first, now=second)
+    else:
+        stdout().print(f"{state}: {clean(str(now))} has {second} entries, {clean(str(known))} {first}")
+    if state not in {"same", "newer"}:
+        raise typer.Exit(1)
+
+
+for _command in (serve, log, head, compare):
     app.command()(_command)

@@ -1,0 +1,69 @@
+"""Heads of a broker's log, signed by its owner, and the comparison of what two of them, or of two databases, tell."""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from fastrack._documents import fields
+from fastrack._documents.canonical import parsing
+from fastrack._documents.fields import Fields, Form
+from fastrack._keys.signing import Signer, Verifier, open_envelope, sign_envelope
+from fastrack._service.journal import LogRecord
+from fastrack._util.regular_file import open_regular
+from fastrack.attest._broker.ledger import read_log
+from fastrack.errors import FormatError
+
+PAYLOAD_TYPE = "application/vnd.fastrack.broker-head.v1+json"
+
+_LIMIT = 64 << 10  # bytes of a file
+_DATABASE = b"SQLite format 3\0"
+_FIELDS: Fields = {"number": fields.NUMBER, "hash": fields.hexadecimal(32), "signed": fields.TIME}
+_FORM = Form(_FIELDS, {"version": 1})
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The last entry of a log at a time: its number, and its hash, which covers all entries before."""
+
+    number: int
+    hash: bytes
+    signed: datetime
+
+
+def sign_head(entries: list[LogRecord], signer: Signer, *, now: datetime) -> bytes:
+    """Return the signed head of a log."""
+    number, digest = (entries[-1].number, entries[-1].hash) if entries else (0, bytes(32))
+    head = Head(number, digest, now.replace(microsecond=0))
+    return sign_envelope(_FORM.write(head), PAYLOAD_TYPE, [signer])
+
+
+def read_head(path: str | os.PathLike[str], owners: Iterable[Verifier]) -> Mapping[int, bytes]:
+    """Return the hashes that a database or a signed head tells, by the numbers of entries. Both are verified.
+
+    Raise SignatureError if no owner signed the head, FormatError if it is none, and the errors of `read_log`.
+    """
+    with open_regular(path) as file:
+        content = file.read(_LIMIT + 1)
+    if content.startswith(_DATABASE):
+        return {entry.number: entry.hash for entry in read_log(path)}
+    if len(content) > _LIMIT:
+        raise FormatError(f"{path}: expected a signed head or the database of a broker, got another file. Name it")
+    payload, _ = open_envelope(content, PAYLOAD_TYPE, owners, source=str(path))
+    with parsing(f"{path} is not a signed head", "get it again from its owner"):
+        head = Head(**_FORM.parse(payload))
+    return {head.number: head.hash}
+
+
+def compare_heads(known: Mapping[int, bytes], now: Mapping[int, bytes]) -> str:
+    """Return what became of a known log: it is the "same", "newer", "older", or "forked"; or "unknown".
+
+    That is told by the hash of the last entry of the shorter one, which two heads of different numbers do not tell.
+    """
+    lengths = max(known, default=0), max(now, default=0)
+    last = min(lengths)
+    if last and (known.get(last) is None or now.get(last) is None):
+        return "unknown"
+    if last and known[last] != now[last]:
+        return "forked"
+    return "same" if lengths[0] == lengths[1] else "newer" if lengths[1] > lengths[0] else "older"
