@@ -67,6 +67,7 @@ _TOPICS = {  # the commands, some in pairs, with what they do in a line of 80 co
     "Machines": {
         "run": "Run a server that opens sealed folders by its own code.",
         "doctor": "Examine this machine: what is protected, what is not.",
+        "qualify": "Attack a sealed folder here, row by row; sign what was seen.",
         "warmup": "Load the kernels on the GPU of this machine.",
         "bench, demo": "Measure the steps from the bounce path on; run everything once.",
         "plan": "Predict what transfers, epochs and checkpoints take.",
@@ -82,6 +83,7 @@ _PLACES = {  # of the commands that no file of their name in `commands` has
     "run": "serving.run:run",
     "attest": "attest.app:app",
     "broker": "commands.broker:app",
+    "qualify": "qualify.command:qualify",
     "tour": "tours.app:app",
 }
 

@@ -37,6 +37,7 @@ REASONS = {
     "demo": "writes into a folder of its own",
     "plan measure": "measures, and writes one new file",
     "run": "runs a program",
+    "qualify": "works on copies of links, which it removes",
     "warmup": "fills the cache of a compiler",
 }
 READS = {"key", "inspect", "verify", "doctor", "help", "attest show", "attest verify", "broker log", "tour verify"}

@@ -92,7 +92,7 @@ READING = {
     "plan load": f"plan load --size 1MiB {PROFILE}",
     "plan validate": f"plan validate {PROFILE.split()[1]}",
 }
-SLOW = {"demo", "plan measure", "tour run"}  # run in their own tests
+SLOW = {"demo", "plan measure", "qualify", "tour run"}  # run in their own tests
 BESIDE = {"index"}  # writes beside its source, which training/test_shard_index.py tests
 FAILING = {
     "nothing matches": f"seal 'nope*' TARGET {KEY}",

@@ -7,7 +7,15 @@ from fastrack.attest import _verify_offer
 from helpers.foundry.authority import NOW
 from helpers.foundry.machine import roots
 
-_TOLD_THE_TIME = ("attest.exchange", "attest.fetch", "attest.policy", "tours.plan", "tours.desks", "tours.run")
+_TOLD_THE_TIME = (
+    "attest.exchange",
+    "attest.fetch",
+    "attest.policy",
+    "qualify.machine",
+    "tours.plan",
+    "tours.desks",
+    "tours.run",
+)
 
 
 def replace(patch, collect, clock=lambda: NOW):

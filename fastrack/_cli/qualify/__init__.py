@@ -1,0 +1,1 @@
+"""``fastrack qualify``: attack a sealed folder on the machine that will serve it, row by row."""
