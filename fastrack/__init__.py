@@ -17,8 +17,10 @@ from fastrack._util.public import lazy as _lazy
 
 __getattr__, __dir__ = _lazy(globals())
 
-_registry.COMPILERS["commands"] = "_devices.cuda.jit_commands:build_commands"
-_registry.COMPILERS["module"] = "_crypto.native.build:compile_here"
+_registry.COMPILERS |= {
+    "commands": "_devices.cuda.jit_commands:build_commands",
+    "module": "_crypto.native.build:compile_here",
+}
 _registry.WRAPPED |= {"load": "_keys.wrapped:WrappedKey.load", "id": "_keys.wrapped:wrapped_key_id"}
 _registry.PLACES |= {"check": "_devices.confidential:check", "bind": "_devices.confidential:bind_key"}
 _registry.REMOTE |= {"open": "_remote.remote_file:open_remote", "new": "_remote.upload:new_object"}
@@ -59,6 +61,7 @@ _registry.WRAPPERS |= {
 }
 _registry.KEY_SOURCES |= dict.fromkeys(_registry.WRAPPERS, "_keys.wrapped:open_source")
 _registry.KEY_SOURCES |= {".grants": "_keys.grants:open_with_environment", "kbs": "providers._kbs:KbsResource"}
+_registry.KEY_SOURCES["lease"] = "_keys.leases:open_page"
 _registry.IRREPLACEABLE |= {
     "a key": rb"# fastrack key\b|fastrack-key-1:",
     "the secret key of a key pair": rb"# fastrack secret key\b|fastrack-secret-1:",

@@ -72,6 +72,7 @@ from fastrack.errors import (
     FormatError as FormatError,
     GrantError as GrantError,
     KeyPermissionError as KeyPermissionError,
+    LeaseError as LeaseError,
     ProviderError as ProviderError,
     RollbackError as RollbackError,
     SignatureError as SignatureError,

@@ -15,7 +15,8 @@ worker process may raise them.
 # ├── AttestationError         evidence of a confidential machine that does not prove what it should
 # ├── ProviderError            a token, TPM, vault or passphrase that is absent, or does not unwrap a key
 # ├── DeviceError              the device is absent, busy or incapable of an operation
-# └── ClosedError              used after it was closed or wiped
+# ├── ClosedError              used after it was closed or wiped
+# └── LeaseError               a key whose lease ended                                   (also a ClosedError)
 
 from __future__ import annotations
 
@@ -33,6 +34,7 @@ __all__ = [
     "FormatError",
     "GrantError",
     "KeyPermissionError",
+    "LeaseError",
     "ProviderError",
     "RollbackError",
     "SignatureError",
@@ -187,6 +189,10 @@ class DeviceError(FastrackError):
 
 class ClosedError(FastrackError):
     """An object that was used after it had been closed or wiped."""
+
+
+class LeaseError(ClosedError):
+    """A key that was used after its lease had ended: the owner did not renew it, or the machine did not ask in time."""
 
 
 for _name in __all__:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -14,6 +14,7 @@ from fastrack._documents.canonical import encode, encode_time, parsing, require
 from fastrack._documents.fields import Field, FieldError, Fields, Form
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
+from fastrack._keys.leases import LeasedKey
 from fastrack._keys.recipients import (
     ALGORITHMS,
     INFO_LIMITS,
@@ -49,12 +50,19 @@ _BOUND: Fields = {  # which ciphertexts are bound to
     "expires": fields.or_none(fields.TIME),
 }
 _CHIP = fields.text(r"[0-9A-F]{16,40}", "the id of a chip")
-_PLACED: Fields = {  # bound as well in grants of version 3, which only those for confidential GPUs have
-    **_BOUND,
-    "gpus": fields.or_none(fields.list_of(_CHIP, 32)),
-    "require": fields.one_of("confidential"),
+_LONGEST_LEASE = timedelta(days=366)
+_LEASE: Fields = {
+    "renew_after": fields.integer(1, int(_LONGEST_LEASE.total_seconds())),
+    "seconds": fields.integer(2, int(_LONGEST_LEASE.total_seconds())),
 }
-_VERSION, _PLACED_VERSION = {"version": 1}, {"version": 3}
+_PLACE: Fields = {"gpus": fields.or_none(fields.list_of(_CHIP, 32)), "require": fields.one_of("confidential")}
+# What ciphertexts are bound to, by versions: leases add one, and grants for confidential GPUs two
+_MEMBERS: Mapping[int, Fields] = {
+    1: _BOUND,
+    2: {**_BOUND, **_LEASE},
+    3: {**_BOUND, **_PLACE},
+    4: {**_BOUND, **_LEASE, **_PLACE},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +132,8 @@ class Grants:
         "confidential" if a process with the key may use no GPU but those in confidential mode.
     gpus : tuple of str or None
         The chips of the GPUs that such a process may use, by the serial numbers in their certificates; None for all.
+    seconds, renew_after : int or None
+        The seconds of a lease, and those after which the machine asks again; None without a lease.
 
     Examples
     --------
@@ -149,6 +159,8 @@ class Grants:
     envelope: bytes = b""
     require: str | None = None
     gpus: tuple[str, ...] | None = None
+    seconds: int | None = None
+    renew_after: int | None = None
 
     @classmethod
     def issue(
@@ -164,6 +176,7 @@ class Grants:
         expires: datetime | None = None,
         require: str | None = None,
         gpus: Iterable[str] | None = None,
+        lease: timedelta | None = None,
     ) -> Self:
         """Wrap a key for recipients, and sign the result.
 
@@ -190,6 +203,9 @@ class Grants:
         gpus : iterable of str, optional
             With `require`, the only GPUs that such a process may use, by the serial numbers of their chips in the
             devices' certificates, as in `VerifiedGpuReport.chip_id`. By default all in confidential mode.
+        lease : datetime.timedelta, optional
+            The time that the machine may use the key, in whole seconds, from two to 366 days. By default for ever. Only
+            `fastrack.attest.lease_keys` opens such grants.
 
         Raises
         ------
@@ -201,6 +217,9 @@ class Grants:
         if require not in {None, "confidential"} or (require is None and gpus is not None):
             got = "no require=" if require is None else "another"
             raise ValueError(f"issuing grants failed: expected require='confidential', with gpus= too, got {got}")
+        if lease is not None and not timedelta(seconds=2) <= lease <= _LONGEST_LEASE:
+            raise ValueError(f"issuing grants failed: expected lease= of two seconds to 366 days, got {lease}")
+        seconds = None if lease is None else int(lease.total_seconds())
         grants = cls(
             key_id=key.id,
             bits=key.bits,
@@ -213,6 +232,8 @@ class Grants:
             serial=0,
             require=require,
             gpus=None if gpus is None else tuple(sorted({chip.upper() for chip in gpus})),
+            seconds=seconds,
+            renew_after=None if seconds is None else seconds // 2,
         )
         return grants.add(recipients, key=key, signer=signer, passphrase=passphrase)
 
@@ -249,6 +270,8 @@ class Grants:
         """
         if key is None and identity is not None:
             key = self.unlock(identity).first
+        if isinstance(key, LeasedKey):
+            key.require_unrestricted()
         if key is None or key.id != self.key_id:
             got = "no key" if key is None else f"key {key.id}"
             raise ValueError(
@@ -265,7 +288,7 @@ class Grants:
                 f"granting key {key.id} failed: expected the lineage= that the key is restricted to, and a "
                 "least_version= not below its own, got others. Name them, or use the owner's key"
             )
-        if key._is_bound:  # noqa: SLF001 - of this package
+        if key._bound is not None:  # noqa: SLF001 - of this package
             raise GrantError(
                 f"granting key {key.id} failed: expected a key for any GPU, got one that was granted for confidential "
                 "GPUs. Use the owner's key"
@@ -311,7 +334,7 @@ class Grants:
         if not recipients:
             raise ValueError("signing grants failed: expected at least one recipient or a passphrase, got none")
         signed = replace(self, recipients=recipients, issued=_now(), serial=self.serial + 1)
-        payload = (_FORM if self.require is None else _PLACED_FORM).write(signed)
+        payload = _FORMS[_version_of(signed)].write(signed)
         if len(payload) > _LIMIT // 2:
             raise ValueError(f"signing grants failed: expected at most {_LIMIT // 2} bytes, got {len(payload)}")
         _parse(Grants, payload, "grants to sign")
@@ -385,7 +408,7 @@ class Grants:
         Raises
         ------
         GrantError
-            If the grant has expired, has no entry for this identity, or does not open.
+            If the grant has expired, has no entry for this identity, does not open, or is a lease.
         DeviceError
             If the grant is for confidential GPUs, and this process has opened another GPU.
         TypeError
@@ -393,38 +416,50 @@ class Grants:
         """
         if identity is None and passphrase is None:
             raise TypeError("unlocking grants failed: expected an identity or passphrase=, got neither")
-        now = _now() if now is None else now
-        if self.expires is not None and now >= self.expires:
+        if self.seconds is not None:
             raise GrantError(
-                f"the grant of key {self.key_id} expired at {encode_time(self.expires)}; ask the owner for a new one"
+                f"opening a grant failed: expected one for ever, got a lease of key {self.key_id} for {self.seconds} "
+                "seconds; take it with fastrack.attest.lease_keys, which renews it"
             )
-        sought = (NO_ID, _PASSPHRASE) if identity is None else (identity.recipient.id, identity.recipient.algorithm)
-        entry = next((grant for grant in self.recipients if (grant.id, grant.algorithm) == sought), None)
-        if entry is None:
-            recipient = "a passphrase" if identity is None else repr(identity.recipient)
-            raise GrantError(f"key {self.key_id} was not granted to {recipient}; ask the owner to add it")
-        if self.require is not None:
-            find(PLACES["bind"])(self.key_id, self.gpus)
-        secret: bytes | bytearray
-        if identity is not None:
-            secret = identity.decrypt(entry.ciphertext, _info(self))
-        else:
-            assert passphrase is not None
-            assert entry.parameters is not None
-            secret = decrypt_with_passphrase(entry.ciphertext, passphrase, entry.parameters, _info(self))
-        wanted = f"opening a grant failed: expected key {self.key_id} of {self.bits} bits, got"
-        try:
-            key = Key.from_bytes(secret)
-        except FormatError:
-            raise GrantError(f"{wanted} {len(secret)} bytes that are no key") from None
-        if (key.id, key.bits) != (self.key_id, self.bits):
-            raise GrantError(f"{wanted} key {key.id} of {key.bits} bits")
-        key.restrict(self.files, self.lineage, self.least_version)
-        key._is_bound = self.require is not None  # noqa: SLF001 - of this package
-        return KeyRing(key)
+        return KeyRing(open_key(self, identity, passphrase=passphrase, now=now))
 
 
 NO_ID = "0" * 32  # of a passphrase
+
+
+def open_key(
+    grants: Grants, identity: Identity | None = None, *, passphrase: str | None = None, now: datetime | None = None
+) -> Key:
+    """Return the key, of a lease too, by the parameters and the errors of `Grants.unlock`."""
+    now = _now() if now is None else now
+    if grants.expires is not None and now >= grants.expires:
+        raise GrantError(
+            f"the grant of key {grants.key_id} expired at {encode_time(grants.expires)}; ask the owner for a new one"
+        )
+    sought = (NO_ID, _PASSPHRASE) if identity is None else (identity.recipient.id, identity.recipient.algorithm)
+    entry = next((grant for grant in grants.recipients if (grant.id, grant.algorithm) == sought), None)
+    if entry is None:
+        recipient = "a passphrase" if identity is None else repr(identity.recipient)
+        raise GrantError(f"key {grants.key_id} was not granted to {recipient}; ask the owner to add it")
+    if grants.require is not None:
+        find(PLACES["bind"])(grants.key_id, grants.gpus)
+    secret: bytes | bytearray
+    if identity is not None:
+        secret = identity.decrypt(entry.ciphertext, _info(grants))
+    else:
+        assert passphrase is not None
+        assert entry.parameters is not None
+        secret = decrypt_with_passphrase(entry.ciphertext, passphrase, entry.parameters, _info(grants))
+    wanted = f"opening a grant failed: expected key {grants.key_id} of {grants.bits} bits, got"
+    try:
+        key = Key.from_bytes(secret)
+    except FormatError:
+        raise GrantError(f"{wanted} {len(secret)} bytes that are no key") from None
+    if (key.id, key.bits) != (grants.key_id, grants.bits):
+        raise GrantError(f"{wanted} key {key.id} of {key.bits} bits")
+    key.restrict(grants.files, grants.lineage, grants.least_version)
+    key._bound = None if grants.require is None else (grants.gpus,)  # noqa: SLF001 - of this package
+    return key
 
 
 def open_with_environment(path: str | os.PathLike[str], content: bytes | None = None) -> KeyRing:
@@ -463,11 +498,14 @@ def _now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
 
 
+def _version_of(grants: Grants) -> int:
+    return 1 + (grants.seconds is not None) + 2 * (grants.require is not None)
+
+
 def _constraints(grants: Grants) -> dict[str, Any]:
     """Return the members that the wrapped keys are bound to."""
-    if grants.require is None:
-        return {**fields.write_members(grants, _BOUND), **_VERSION}
-    return {**fields.write_members(grants, _PLACED), **_PLACED_VERSION}
+    version = _version_of(grants)
+    return {**fields.write_members(grants, _MEMBERS[version]), "version": version}
 
 
 def _info(grants: Grants) -> bytes:
@@ -477,11 +515,13 @@ def _info(grants: Grants) -> bytes:
 def _parse(kind: type[G], payload: bytes, source: str) -> G:
     """Return the grants in a payload, which must be canonical."""
     with parsing(f"{source} is not a grants file", "get it again from its owner"):
-        form = _PLACED_FORM if payload.endswith(b'"version":3}') else _FORM  # the last member of canonical JSON
-        grants = kind(**form.parse(payload))
+        # The last member of canonical JSON; each form refuses any other.
+        last = (version for version in _FORMS if payload.endswith(b'"version":%d}' % version))
+        grants = kind(**_FORMS[next(last, 1)].parse(payload))
         recipients, info_size = grants.recipients, len(_info(grants))
         require(all(info_size <= INFO_LIMITS.get(grant.algorithm, info_size) for grant in recipients), "files")
         require(0 < len({grant.id for grant in recipients}) == len(recipients), "recipients")
+        require(grants.seconds is None or (grants.renew_after or 0) < grants.seconds, "renew_after")
         return grants
 
 
@@ -511,7 +551,7 @@ _PARAMETERS: Fields = {"salt": _ANY_BYTES, "iterations": _PARAMETER, "lanes": _P
 _GRANT: Fields = {"algorithm": fields.TEXT, "id": fields.ID, "name": fields.TEXT, "ciphertext": _ANY_BYTES}
 _RECIPIENTS = fields.list_of(Field(_read_grant, _write_grant), _RECIPIENTS_LIMIT)
 _SIGNED: Fields = {"recipients": _RECIPIENTS, "issued": fields.TIME, "serial": fields.NUMBER}
-_FORM, _PLACED_FORM = Form({**_SIGNED, **_BOUND}, _VERSION), Form({**_SIGNED, **_PLACED}, _PLACED_VERSION)
+_FORMS = {version: Form({**_SIGNED, **members}, {"version": version}) for version, members in _MEMBERS.items()}
 
 
 def ids_of(grants: Grants, recipients: Iterable[Recipient | str]) -> set[str]:

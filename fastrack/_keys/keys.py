@@ -15,7 +15,7 @@ import io
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn, Self
@@ -102,7 +102,7 @@ class Key:
     True
     """
 
-    __slots__ = ("_files", "_id", "_is_bound", "_least_version", "_lineage", "_message_keys", "_secret", "_wiped")
+    __slots__ = ("_bound", "_files", "_id", "_least_version", "_lineage", "_message_keys", "_secret", "_wiped")
 
     def __init__(self, secret: Bytes) -> None:
         if isinstance(secret, (str, os.PathLike)):
@@ -112,7 +112,7 @@ class Key:
         self._files: frozenset[str] | None = None
         self._lineage: str | None = None
         self._least_version = 0
-        self._is_bound = False  # to GPUs
+        self._bound: tuple[Sequence[str] | None] | None = None  # to these GPUs, or with None to all confidential ones
         self._id = ""
         self._message_keys: MessageKeyCache | None = None
         self._secret = SecretBytes(len(view))
@@ -124,7 +124,7 @@ class Key:
             )
         # Through a view: assigning to a slice of a bytearray makes a copy that cannot be wiped.
         memoryview(self._secret)[:] = view
-        self._id = _derive_id(self._secret)
+        self._id = derive_id(self._secret)
 
     @classmethod
     def generate(cls, bits: int = 256) -> Self:
@@ -281,7 +281,7 @@ class Key:
     @property
     def is_restricted(self) -> bool:
         """True if a grant restricts the files that the key may open, or the GPUs."""
-        return self._is_bound or self._files is not None or self._lineage is not None or self._least_version > 0
+        return (self._bound, self._files, self._lineage, self._least_version) != (None, None, None, 0)
 
     def restrict(self, files: Iterable[str] | None = None, lineage: str | None = None, least_version: int = 0) -> None:
         """Restrict the key to files with these ids or of a set, permanently. Not public: for grants."""
@@ -318,12 +318,11 @@ class Key:
     @property
     def message_keys(self) -> MessageKeyCache:
         """The cache of message keys derived from this key. Not public."""
-        kept = self._message_keys
-        if kept is None:
-            kept = self._message_keys = MessageKeyCache()
+        if self._message_keys is None:
+            self._message_keys = MessageKeyCache()
             if self._wiped:
-                kept.wipe()
-        return kept
+                self._message_keys.wipe()
+        return self._message_keys
 
     def wipe(self) -> None:
         """Overwrite the secret with zeros. The key cannot be used afterwards, but keeps its id."""
@@ -350,11 +349,11 @@ class Key:
         return f"<Key {self.bits}-bit id={self._id}{' wiped' if self._wiped else ''}>"
 
 
-def _derive_id(secret: bytearray) -> str:
+def derive_id(secret: bytearray) -> str:
+    """Return the public id of a secret."""
     # HKDF-Expand (RFC 5869, section 2.3) with a label that no message key uses, so that an id is independent of them.
     # The size is part of the label since HMAC pads a short key with zeros.
-    label = _ID_LABEL + bytes([len(secret)])
-    return HKDFExpand(SHA512(), _ID_SIZE, label).derive(secret).hex()
+    return HKDFExpand(SHA512(), _ID_SIZE, _ID_LABEL + bytes([len(secret)])).derive(secret).hex()
 
 
 @contextmanager

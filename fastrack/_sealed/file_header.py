@@ -139,10 +139,7 @@ _KINDS = (
     ),
     (re.compile(rb"\x80[\x02-\x05]"), f"it is a pickle, which can run code. If it is of torch, {_LOAD}"),
     (re.compile(rb"\x93NUMPY"), "it is an array of NumPy. `fastrack seal` seals it"),
-    (
-        re.compile(rb"\x89PNG|\xff\xd8\xff|GIF8"),
-        "it is an image. `fastrack import` makes a dataset of images",
-    ),
+    (re.compile(rb"\x89PNG|\xff\xd8\xff|GIF8"), "it is an image. `fastrack import` makes a dataset of images"),
     (re.compile(rb"PAR1|ARROW1"), "it is a table. `fastrack import` makes a dataset of its rows"),
     (re.compile(rb"\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd"), f"it is compressed. Decompress it first, or {_WHOLE}"),
     (re.compile(rb"\xff\xfe|\xfe\xff"), f"it is text in UTF-16. Convert it to UTF-8, or {_WHOLE}"),

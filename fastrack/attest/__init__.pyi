@@ -69,6 +69,7 @@ from fastrack.attest._gpus.rim_match import (
     MatchedGpuReport as MatchedGpuReport,
     match_measurements as match_measurements,
 )
+from fastrack.attest._lease import Lease as Lease, lease_keys as lease_keys
 from fastrack.attest._offer import (
     Challenge as Challenge,
     DeviceEvidence as DeviceEvidence,

@@ -9,7 +9,7 @@ from fastrack._keys.keyring import KeyRing
 from fastrack._net.service import Service, read_refusal
 from fastrack._util.public import public
 from fastrack.attest._collect import collect_evidence
-from fastrack.attest._exchange import GRANTS_LIMIT, Collector, make_offer
+from fastrack.attest._exchange import GRANTS_LIMIT, Collector, PendingOffer, make_offer
 from fastrack.attest._offer import CHALLENGE_LIMIT, Challenge
 from fastrack.errors import AttestationError
 from fastrack.grants import Verifier
@@ -70,11 +70,16 @@ def fetch_keys(
     """
     broker = Service(url, "the broker", "fetching keys", ca=ca)
     owners = (owner,) if isinstance(owner, Verifier) else tuple(owner)
+    pending, grants = ask_broker(broker, collect, timeout)
+    return pending.unlock(grants, owner=owners, now=now)
+
+
+def ask_broker(broker: Service, collect: Collector, timeout: float) -> tuple[PendingOffer, bytes]:
+    """Make an offer for a new challenge of a broker, and return it with the grants that answer it."""
     end = time.monotonic() + timeout
     challenge = Challenge.from_bytes(_post(broker, "/v1/challenges", b"", CHALLENGE_LIMIT, end))
     pending = make_offer(challenge, collect)
-    grants = _post(broker, "/v1/offers", pending.to_bytes(), GRANTS_LIMIT, end)
-    return pending.unlock(grants, owner=owners, now=now)
+    return pending, _post(broker, "/v1/offers", pending.to_bytes(), GRANTS_LIMIT, end)
 
 
 def _post(broker: Service, path: str, body: bytes, limit: int, end: float) -> bytes:

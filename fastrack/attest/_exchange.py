@@ -11,12 +11,13 @@ Nothing here remembers which challenges were used: the owner does, as the broker
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn, TypeAlias
 
 from fastrack._documents.exchange import decode, encode
 from fastrack._documents.fields import ID, binary, list_of
+from fastrack._keys.grants import open_key
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
 from fastrack._util.fork import register_fork_reset
@@ -100,6 +101,10 @@ class PendingOffer:
         ClosedError
             If the keys were unlocked before, or this is a forked child.
         """
+        return KeyRing([each.unlock(identity, now=now) for each, identity in self._read(grants, owner)])
+
+    def _read(self, grants: bytes, owner: Verifier | Iterable[Verifier]) -> Iterator[tuple[Grants, Identity]]:
+        """Yield the grants with the secret key, which is forgotten once all were opened."""
         if self._identity is None:
             raise ClosedError(
                 "unlocking grants failed: expected an offer that waits for its grants, got one whose secret key was "
@@ -109,10 +114,9 @@ class PendingOffer:
         found, envelopes = read_envelopes(grants)
         if found != self.offer.challenge_id:
             raise refused("grants", "challenge", wanted=self.offer.challenge_id, found=found, advice=AGAIN)
-        opened = [Grants.from_bytes(envelope, owner=owners) for envelope in envelopes]
-        ring = KeyRing([one.unlock(self._identity, now=now) for one in opened])
+        for opened in [Grants.from_bytes(envelope, owner=owners) for envelope in envelopes]:
+            yield opened, self._identity
         self._identity = None
-        return ring
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("an offer with its secret key stays in its process and cannot be pickled or copied")
@@ -120,6 +124,14 @@ class PendingOffer:
     def __repr__(self) -> str:
         state = "waiting" if self._identity is not None else "done"
         return f"<PendingOffer for challenge {self.offer.challenge_id}, {state}>"
+
+
+def open_lease(
+    pending: PendingOffer, grants: bytes, *, owner: Verifier | Iterable[Verifier], now: datetime | None = None
+) -> list[tuple[Grants, Key]]:
+    """Return the grants that answer an offer, leases too, each with its key. The errors are those of `unlock`."""
+    read = pending._read(grants, owner)  # noqa: SLF001 - of this module
+    return [(each, open_key(each, identity, now=now)) for each, identity in read]
 
 
 def read_envelopes(grants: bytes) -> tuple[str, tuple[bytes, ...]]:
@@ -167,6 +179,7 @@ def issue_grants(
     now: datetime,
     lifetime: timedelta = GRANT_LIFETIME,
     files: Iterable[str] | None = None,
+    lease: timedelta | None = None,
 ) -> bytes:
     """Encrypt keys to the public key of a verified offer, sign them, and return the document for the machine.
 
@@ -184,6 +197,8 @@ def issue_grants(
         The time until which the machine must have opened them.
     files : iterable of str, optional
         The ids of the sealed files that the keys may open. By default all.
+    lease : datetime.timedelta, optional
+        The time for which the machine may use the keys; it has to take them by `lease_keys`. By default for ever.
 
     Raises
     ------
@@ -216,14 +231,16 @@ def issue_grants(
     if not granted or len(granted) > _KEYS_LIMIT:
         raise ValueError(f"issuing grants failed: expected 1 to {_KEYS_LIMIT} keys, got {len(granted)}")
     expires = (now + lifetime).astimezone(UTC)
-    place = {"require": verified.require and "confidential", "gpus": verified.gpus}
-    return _write_grants(verified.challenge_id, verified.recipient, granted, signer, files, expires, **place)
+    terms = {"lease": lease, "require": verified.require and "confidential", "gpus": verified.gpus}
+    return _write_grants(verified.challenge_id, verified.recipient, granted, signer, files, expires, **terms)
 
 
-def check_files(files: Iterable[str] | None, keys: Iterable[Key], signer: Signer) -> None:
+def check_files(
+    files: Iterable[str] | None, keys: Iterable[Key], signer: Signer, lease: timedelta | None = None
+) -> None:
     """Raise ValueError unless a machine could read grants of these keys for these files: make some for no machine."""
     recipient, expires = Identity.generate(ALGORITHM).recipient, datetime.now(UTC).replace(microsecond=0)
-    _write_grants("0" * 32, recipient, list(keys), signer, files, expires)
+    _write_grants("0" * 32, recipient, list(keys), signer, files, expires, lease=lease)
 
 
 def _write_grants(
@@ -233,10 +250,10 @@ def _write_grants(
     signer: Signer,
     files: Iterable[str] | None,
     expires: datetime,
-    **place: Any,
+    **terms: Any,
 ) -> bytes:
     files = None if files is None else tuple(files)
-    issued = (Grants.issue(key, [recipient], signer=signer, files=files, expires=expires, **place) for key in keys)
+    issued = (Grants.issue(key, [recipient], signer=signer, files=files, expires=expires, **terms) for key in keys)
     envelopes = _ENVELOPES.write(tuple(grants.envelope for grants in issued))
     document = encode(GRANTS_KIND, _VERSION, {"challenge": challenge_id, "grants": envelopes})
     try:

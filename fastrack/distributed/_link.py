@@ -13,6 +13,7 @@ import torch
 
 from fastrack._crypto.engine import get_engine
 from fastrack._keys.keys import Key
+from fastrack._keys.leases import LeasedKey
 from fastrack._util.fork import per_process
 from fastrack.distributed._messages import SLAB_CHUNKS
 from fastrack.distributed._places import CudaPlace, HostPlace, Place, reuse
@@ -50,6 +51,9 @@ class Link:
             ) from error
         ordered = [randoms[rank] for rank in range(transport.size)]
         self.session = GroupSession(key.material(), ordered, transport.ranks, transport.name, run, within)
+        if isinstance(key, LeasedKey):
+            self.session.require = key.material
+            key.page.watch(self.session)
         self.confirm("start", deadline, self.others)
 
     def deadline(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -70,6 +70,7 @@ class GroupSession:
     ) -> None:
         self.run = run
         self._process = os.getpid()
+        self.require: Callable[[], object] | None = None  # raises once the lease of the shared secret is over
         self._secrets = SecretBytes(len(secret) + MAC_SIZE + LATER_SIZE)
         self._size = len(secret)
         numbers = struct.pack(f">{len(ranks) + 1}Q", len(ranks), *ranks)
@@ -114,6 +115,8 @@ class GroupSession:
         return hmac.digest(self._view()[self._size : -LATER_SIZE], text + struct.pack(">Q", rank), "sha256")
 
     def _view(self) -> memoryview:
+        if self.require is not None:
+            self.require()
         if self._process != os.getpid():
             raise ClosedError(
                 "expected an open group, got one that, or whose default group, was closed or made in another process; "

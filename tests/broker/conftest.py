@@ -71,6 +71,7 @@ class Server:
             "body_seconds": 30,
             "head_seconds": 10,
             "request_seconds": 120,
+            "lease": None,
             **limits,
             "port": find_port(),
             "database": str(database or folder / "broker.db"),

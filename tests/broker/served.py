@@ -21,6 +21,7 @@ def main(path):
         attest.Policy.from_toml(folder / "policy.toml"),
         roots=attest.TrustedRoots(**{name: frozenset(found) for name, found in given["roots"].items()}),
         clock=lambda: datetime.now(UTC) + offset,
+        lease=None if given["lease"] is None else timedelta(seconds=given["lease"]),
     )
     keys = fastrack.KeyRing(folder / "data.key")
     broker = service.Broker(settings, keys, Signer.load(folder / "owner.signer"), ledger.Ledger(given["database"]))

@@ -186,7 +186,7 @@ def test_a_key_that_lives_to_the_end_of_the_interpreter_goes_quietly(place):
 def test_a_key_of_zeros_is_refused(path, size):
     with pytest.raises(FormatError, match="got zeros"):
         Key.from_bytes(bytes(size))
-    key_id = keys_module._derive_id(bytearray(size))
+    key_id = keys_module.derive_id(bytearray(size))
     path.write_text(f"# fastrack key, {8 * size} bits, id {key_id}\nfastrack-key-1:{bytes(size).hex()}\n")
     path.chmod(0o600)
     with pytest.raises(FormatError, match="got zeros"):

@@ -49,6 +49,7 @@ NOT_RUN = {
         "needs a vault": 2,
         "needs a KBS, a guest of Confidential Containers and its hub": 1,
     },
+    "docs/leases.md": {"serves until it is asked to end": 1},
     "docs/models.md": {"needs transformers": 2, "needs diffusers": 1, "needs compressed-tensors": 2},
     "docs/offload.md": {"needs accelerate": 1, "needs transformers": 1},
     "docs/plan.md": {"takes minutes": 1, "needs a profile": 2},

@@ -55,6 +55,9 @@ def serve(
     file_id: FileIds = None,
     challenge_lifetime: Period = "5m",
     grant_lifetime: Period = "5m",
+    lease: Annotated[
+        str | None, typer.Option(metavar="PERIOD", help="Time that a machine may use keys until it is proved again.")
+    ] = None,
     rate: Annotated[float, typer.Option(min=0.1, help="Requests a minute that an address may send.")] = 60.0,
     burst: Annotated[int, typer.Option(min=1, help="Requests that an address may send at once.")] = 30,
 ) -> None:
@@ -78,6 +81,7 @@ def serve(
         grant_lifetime=parse_period(grant_lifetime, "--grant-lifetime"),
         files=tuple(file_id) if file_id else None,
         collateral=given,
+        lease=None if lease is None else parse_period(lease, "--lease"),
     )
     ring, owner = open_ring(key), load_signer(signer)
     broker = Broker(settings, ring, owner, Ledger(database))

@@ -39,6 +39,8 @@ _MOST_CHUNKS = 1 << 32
 _MOST_CALLS = 1 << 20
 _LONGEST_PAUSE = 600.0  # seconds without a call
 
+links: WeakSet[Link] = WeakSet()  # of this process, whose keys a lease's end replaces
+
 
 @dataclass(frozen=True, slots=True)
 class _Place:
@@ -108,10 +110,6 @@ class LinkKey:
             row.fill(0)
             key.wipe()
 
-    def reset_after_fork(self) -> None:
-        """Wipe the key in a forked child."""
-        self.wipe()
-
     def seal(self, plain: Bytes, sealed: Bytes) -> int:
         """Seal chunks for the device, and return the number of the first one."""
         count = max(1, -(-plain.size // CHUNK_SIZE))
@@ -147,6 +145,8 @@ class LinkKey:
         if schedule is not None:
             schedule.wipe()
 
+    reset_after_fork = wipe
+
     def wipe_device(self, commands: Commands, stream: Any) -> None:
         """Wipe the expanded key on the device."""
         commands.fill(self.state, 0, STATE_SIZE + KEY_SIZE, stream)
@@ -163,6 +163,7 @@ class Link:
         self._wiping: list[tuple[LinkKey, Event]] = []  # whose memory is still in use
         # Two, as a rule: to take or give back memory would wait for the streams of others.
         self._places = [_Place.new(pipeline.driver) for _ in range(2)]
+        links.add(self)
 
     def open(self) -> None:
         """Draw the present key. After an error `wipe` wipes what there is."""
@@ -188,6 +189,14 @@ class Link:
         """End the use of a key by a call: all its commands were issued, or never will be."""
         for key in self._keys.copy():
             key.users.discard(user)
+
+    def renew(self) -> None:
+        """Replace the present key, and wipe it when the last call under it has ended."""
+        with self._lock:
+            if self._keys and not self._pipeline.forked:
+                self._used = -_LONGEST_PAUSE - 1
+                self.key_for(self)
+                self.release(self)
 
     def wipe(self, commands: Commands, stream: Any) -> None:
         """Wipe all keys on the host, and record how to wipe them on the device."""

@@ -91,8 +91,8 @@ CREATE TRIGGER challenges_are_used_once BEFORE UPDATE ON challenges WHEN OLD.use
 
     def add_grant(
         self, challenge_id: str, recipient: str, keys: list[str], *, now: datetime, details: Mapping[str, Any]
-    ) -> None:
-        """Store a grant of keys. A challenge has at most one grant, and only after its use."""
+    ) -> int:
+        """Store a grant of keys, and return the number of its entry. A challenge has one at most, after its use."""
         with self._transaction(is_promise=True):
             row = self._database.execute("SELECT used FROM challenges WHERE id = ?", (challenge_id,)).fetchone()
             known = self._database.execute("SELECT 1 FROM grants WHERE challenge = ?", (challenge_id,)).fetchone()
@@ -105,6 +105,12 @@ CREATE TRIGGER challenges_are_used_once BEFORE UPDATE ON challenges WHEN OLD.use
                 "INSERT INTO grants (challenge, recipient, keys, issued, entry) VALUES (?, ?, ?, ?, ?)",
                 (challenge_id, recipient, ",".join(keys), encode_time(now), number),
             )
+        return number
+
+    def add_renewal(self, challenge_id: str, entry: int, *, now: datetime, details: Mapping[str, Any]) -> None:
+        """Log that a lease was renewed, in short: its keys and its machine are those of an earlier entry, ``as``."""
+        with self._transaction(is_promise=True):
+            self._append("renewed", {"challenge": challenge_id, "as": entry, **details}, now)
 
 
 def read_log(path: str | os.PathLike[str], *, head: bytes | None = None) -> list[LogRecord]:

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from fastrack._documents.canonical import encode
 from fastrack._keys.keyring import KeyRing
 from fastrack._util import gate
 from fastrack.attest import Challenge, Policy, TdxCollateral, TrustedRoots, issue_grants, verify_offer
@@ -15,13 +17,16 @@ from fastrack.attest._offer import BEGINNING_SIZE, OFFER_KIND, read_challenge_id
 from fastrack.errors import AttestationError, FormatError
 from fastrack.grants import Signer
 
+_MACHINES = 65_536  # that have a lease, with keys and claims as before; each has an entry of its own
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The parts of a broker's configuration that do not hold secrets.
 
     `challenge_lifetime` limits the time to an offer, `grant_lifetime` the time to open its grants. `files` are the
-    ids of the sealed files that keys may open, None for all; `collateral` replaces the machines' collateral.
+    ids of the sealed files that keys may open, None for all; `collateral` replaces the machines' collateral. `lease` is
+    the time for which a machine may use the keys, None for ever.
     """
 
     policy: Policy
@@ -31,6 +36,7 @@ class Settings:
     collateral: TdxCollateral | Path | None = None
     roots: TrustedRoots = TrustedRoots()  # noqa: RUF009 - it is frozen
     clock: Callable[[], datetime] = read_clock
+    lease: timedelta | None = None
 
 
 class Broker:
@@ -44,7 +50,9 @@ class Broker:
         self._keys = list(keys) or [keys.first]
         self._signer = signer
         self._ledger = ledger
-        check_files(settings.files, self._keys, signer)  # else each challenge would be used up for no answer
+        # Before any challenge, which would be used up for no answer.
+        check_files(settings.files, self._keys, signer, settings.lease)
+        self._leased: dict[bytes, int] = {}  # entries of the log, by the keys and the claims of their machines
         members = {"keys": [key.id for key in self._keys], "signer": signer.verifier.id}
         ledger.append("started", members, now=settings.clock())
 
@@ -83,6 +91,7 @@ class Broker:
                 now=now,
                 lifetime=settings.grant_lifetime,
                 files=settings.files,
+                lease=settings.lease,
             )
         except Exception as error:
             self._ledger.append("refused", {"challenge": challenge.id, "address": address, **reason_of(error)}, now=now)
@@ -90,7 +99,16 @@ class Broker:
         claims = {name: value for name, value in verified.describe().items() if name in {"cpu", "devices"}}
         keys = [key.id for key in self._keys]
         details = {"address": address, **claims}
-        self._ledger.add_grant(challenge.id, verified.recipient.id, keys, now=now, details=details)
+        known = b""
+        if settings.lease is not None:
+            claims["lease"] = details["lease"] = int(settings.lease.total_seconds())
+            known = sha256(encode([keys, claims])).digest()
+        if known in self._leased:
+            self._ledger.add_renewal(challenge.id, self._leased[known], now=now, details={"address": address})
+            return challenge.id, grants
+        number = self._ledger.add_grant(challenge.id, verified.recipient.id, keys, now=now, details=details)
+        if known and len(self._leased) < _MACHINES:
+            self._leased[known] = number
         return challenge.id, grants
 
 

@@ -1,0 +1,363 @@
+"""Keys on a lease: their secrets lie in one page that several processes map, and that one of them renews and clears.
+
+The page is anonymous memory with a descriptor (memfd), sealed so that who maps it later only reads it. A forked child
+has the mapping of its parent; another process opens ``/proc/PID/fd/N``. Each use of a key looks at the page, which has
+the end of the lease: so it ends in all processes, whether or not the one that renews it still runs.
+
+A page has, in the byte order of the machine: 16 bytes of `_MAGIC`; the end by CLOCK_BOOTTIME, which counts the time
+that a guest was suspended, and the end by CLOCK_REALTIME, in nanoseconds, both zero once it is over; the number of
+keys, and of the bytes of JSON; padding up to 64 bytes; 32 bytes for each secret; and JSON with the id and the
+restrictions of each key.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakSet
+
+from fastrack._crypto.message_keys import MessageKeyCache
+from fastrack._documents import fields
+from fastrack._documents.canonical import encode, parsing, require
+from fastrack._documents.strict import parse_strict
+from fastrack._keys.keyring import KeyRing
+from fastrack._keys.keys import Key, derive_id
+from fastrack._util.fork import per_process, report
+from fastrack._util.registry import PLACES, find
+from fastrack._util.rights import require_own
+from fastrack._util.shown import shown
+from fastrack.errors import DeviceError, FormatError, GrantError, LeaseError
+
+_MAGIC = b"fastrack/lease@1"
+_HEAD, _SECRET = 64, 32  # bytes
+_LIMIT = 8 << 20  # bytes of a page
+_ENDS, _COUNTS = slice(2, 4), slice(4, 6)  # words of the page
+_SEALS = 0x1 | 0x2 | 0x4 | 0x10  # F_SEAL_SEAL, SHRINK, GROW and FUTURE_WRITE, which Python's fcntl does not name
+_LOOK = 1.0  # seconds at most until a process that uses no key notices the end, and forgets what it derived
+_SOURCE = re.compile(r"lease:(/proc/[1-9][0-9]{0,9}/fd/[0-9]{1,9})")
+_LINKS = "fastrack._devices.cuda.link"  # which a process without a GPU has not loaded
+_FORM: fields.Fields = {
+    "id": fields.ID.of("key_id"),
+    "bits": fields.BITS,
+    "files": fields.or_none(fields.list_of(fields.ID)),
+    "lineage": fields.or_none(fields.ID),
+    "least_version": fields.NUMBER,
+    "bound": fields.or_none(fields.list_of(fields.or_none(fields.list_of(fields.TEXT)), 1)),  # to GPUs, as of `Key`
+}
+_KEYS = fields.list_of(fields.record(lambda **members: members, _FORM))
+
+boottime: Callable[[], int] = time.monotonic_ns
+if hasattr(time, "CLOCK_BOOTTIME"):
+    boottime = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
+realtime: Callable[[], int] = time.time_ns
+
+
+class Moment(NamedTuple):
+    """A moment by both clocks, in nanoseconds. Either may say that a lease is over: the host may set one of them."""
+
+    boot: int
+    real: int
+
+    @classmethod
+    def now(cls) -> Moment:
+        return cls(boottime(), realtime())
+
+    def after(self, seconds: float) -> Moment:
+        """Return the moment that is some seconds later by both clocks."""
+        return Moment(self.boot + int(seconds * 1e9), self.real + int(seconds * 1e9))
+
+
+class Wipeable(Protocol):
+    """A secret that was derived from a leased key."""
+
+    def wipe(self) -> None: ...
+
+
+class LeasePage:
+    """The secrets of a lease, and its end. `create` makes one, and `open_page` maps that of another process.
+
+    The process that made it may prolong it. Threads of all processes may use its keys.
+    """
+
+    def __init__(self, descriptor: int, memory: mmap.mmap, *, is_own: bool) -> None:
+        view = memoryview(memory)
+        self._descriptor, self._memory, self._words = descriptor, view, view[:_HEAD].cast("Q")
+        self._place = _place_of(os.fstat(descriptor))
+        self._ends = self._words[_ENDS]
+        self._owner = os.getpid() if is_own else None
+        self._is_over = False
+        self._has_ended = False
+        self._lock = per_process(self, "_lock", threading.RLock)
+        self._watch: threading.Thread | None = per_process(self, "_watch", lambda: None)
+        self._stop = per_process(self, "_stop", threading.Event)
+        self._derived: WeakSet[Wipeable] = WeakSet()
+        self.reason = ""  # of the end, where it is known
+        self.on_end: Callable[[], None] | None = None
+        self.keys: list[LeasedKey] = []
+
+    @classmethod
+    def create(cls, keys: Sequence[Key], ends: Moment) -> LeasePage:
+        """Move the secrets of keys into a new page, and wipe the keys. Raise DeviceError if the system has no pages."""
+        described = encode([_describe(key) for key in keys])
+        size = _HEAD + _SECRET * len(keys) + len(described)
+        try:
+            import fcntl  # not on every system
+
+            descriptor = os.memfd_create("fastrack lease", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.fchmod(descriptor, 0o400)
+            os.ftruncate(descriptor, size)
+            memory = mmap.mmap(descriptor, size)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        except (ImportError, AttributeError, OSError) as error:
+            raise DeviceError(
+                f"making a lease failed: expected memory that others map for reading (Linux 5.1), got {error}. Use a "
+                "newer system"
+            ) from None
+        with suppress(AttributeError, OSError):
+            memory.madvise(mmap.MADV_DONTDUMP)
+        page = cls(descriptor, memory, is_own=True)
+        memory[size - len(described) :] = described
+        memory[: len(_MAGIC)] = _MAGIC
+        page._words[4], page._words[5] = len(keys), len(described)
+        for place, key in zip(page._places(len(keys)), keys, strict=True):
+            secret = key.material()
+            place[: len(secret)] = secret
+            key.wipe()
+        page._ends[0], page._ends[1] = ends
+        page.read_keys()
+        return page
+
+    @property
+    def source(self) -> str:
+        """The text that opens the page in another process of this user, as ``keys=`` or ``FASTRACK_KEY_FILE``."""
+        return f"lease:/proc/{self._owner}/fd/{self._descriptor}"
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the lease is over. Once it was found over, it stays so, whatever the clocks say later."""
+        if self._is_over:
+            return True
+        boot, real = self._ends
+        if boottime() < boot and realtime() < real:
+            return False
+        self._is_over = True
+        return True
+
+    @property
+    def left(self) -> float:
+        """The seconds until the end by the clock that comes there first."""
+        return max(0.0, min(self._ends[0] - boottime(), self._ends[1] - realtime()) / 1e9)
+
+    def require(self, key: Key) -> None:
+        """Raise LeaseError unless the lease is in force."""
+        if self.is_over:
+            self.end()
+            raise self.error(key.id)
+        if self._watch is None:
+            self._begin_watch()
+
+    def error(self, key_id: str) -> LeaseError:
+        """Return the error of a use after the end."""
+        reason = f", as {self.reason}" if self.reason else ""
+        return LeaseError(
+            f"using key {key_id} failed: expected a lease in force, got one that ended{reason}. Take a new one; if "
+            "none is given, the owner's log says why"
+        )
+
+    def prolong(self, ends: Moment) -> None:
+        """Set another end. Raise LeaseError if the lease is over, which nothing brings back."""
+        with self._lock:
+            if self.is_over:
+                raise self.error(self.keys[0].id)
+            self._ends[0], self._ends[1] = ends
+
+    def watch(self, derived: Wipeable) -> None:
+        """Wipe a secret that was derived from a key of the page when the lease ends, as long as it exists."""
+        self._derived.add(derived)
+
+    def end(self, reason: str = "") -> None:
+        """End the lease in all processes: clear the page, and forget what was derived in this one."""
+        with self._lock:
+            self._is_over = True
+            if self._has_ended:
+                return
+            self._has_ended = True
+            self.reason = self.reason or reason
+            if not self._memory.readonly:
+                self._ends[0] = self._ends[1] = 0  # first: who looks now sees that it is over
+                secrets = self._memory[_HEAD : _HEAD + _SECRET * self._words[4]]
+                secrets[:] = bytes(len(secrets))
+        if os.getpid() == self._owner:
+            os.close(self._descriptor)
+        self._stop.set()
+        for derived in (*self.keys, *self._derived):
+            derived.wipe()
+        _pages.pop(self._place, None)
+        links = getattr(sys.modules.get(_LINKS), "links", ())
+        for link in tuple(links):  # message keys that are wrapped under a link's key outlive the page
+            try:
+                link.renew()
+            except Exception as error:  # noqa: BLE001 - it is replaced at the next call
+                report(f"replacing the key of a device at the end of a lease failed: {type(error).__name__}")
+        if self.on_end is not None and os.getpid() == self._owner:
+            self.on_end()
+
+    def clear(self, secret: memoryview) -> None:
+        """Overwrite the secret of one key, if this process may."""
+        if os.getpid() == self._owner:
+            secret[:] = bytes(len(secret))
+
+    def read_keys(self) -> None:
+        """Read the keys of the page. Raise FormatError if it is none, and LeaseError if it is over."""
+        with parsing("the memory of a lease is no page of keys", "name that of a process which holds one"):
+            count, size = self._words[_COUNTS]
+            begin = _HEAD + _SECRET * count
+            require(bytes(self._memory[: len(_MAGIC)]) == _MAGIC and begin + size == len(self._memory), "size")
+            described = _KEYS.read(parse_strict(bytes(self._memory[begin:]).decode()))
+            require(len(described) == count, "keys")
+        for place, members in zip(self._places(count), described, strict=True):
+            if self.is_over:
+                raise self.error(members["key_id"])
+            if members["bound"]:
+                find(PLACES["bind"])(members["key_id"], *members["bound"])
+            self.keys.append(LeasedKey(self, place, **members))
+        _pages[self._place] = self
+
+    def _places(self, count: int) -> list[memoryview]:
+        return [self._memory[start : start + _SECRET] for start in range(_HEAD, _HEAD + _SECRET * count, _SECRET)]
+
+    def _begin_watch(self) -> None:
+        with self._lock:
+            if self._watch is None:
+                self._watch = threading.Thread(target=self._look, name="fastrack lease", daemon=True)
+                self._watch.start()
+
+    def _look(self) -> None:
+        while not self.is_over:
+            if self._stop.wait(min(_LOOK, self.left + 0.001)):
+                return
+        self.end()
+
+
+class LeasedKey(Key):
+    """A key whose secret lies in the page of a lease. It stays one object over all renewals."""
+
+    __slots__ = ("_page",)
+
+    def __init__(
+        self,
+        page: LeasePage,
+        place: memoryview,
+        key_id: str,
+        bits: int,
+        files: Sequence[str] | None,
+        lineage: str | None,
+        least_version: int,
+        bound: tuple[Sequence[str] | None] | None,
+    ) -> None:
+        self._bound = bound
+        self._wiped, self._files, self._lineage, self._least_version = False, None, None, 0
+        self._message_keys: MessageKeyCache | None = None
+        self._page = page
+        self._secret = place[: bits // 8]  # type: ignore[assignment]
+        self._id = derive_id(self._secret)
+        if self._id != key_id:
+            raise FormatError(f"the memory of a lease was damaged: expected key {key_id}, got another; take a new one")
+        self.restrict(files, lineage, least_version)
+
+    @property
+    def page(self) -> LeasePage:
+        """The page of the lease."""
+        return self._page
+
+    @property
+    def is_wiped(self) -> bool:
+        """True after the lease ended, or the secret was overwritten."""
+        return self._wiped or self._page.is_over
+
+    def material(self) -> memoryview:
+        """Return a read-only view of the secret. Raise LeaseError if the lease is over. Not public."""
+        self._page.require(self)
+        return super().material()
+
+    @property
+    def message_keys(self) -> MessageKeyCache:
+        """The cache of message keys derived from this key. Raise LeaseError if the lease is over. Not public."""
+        self._page.require(self)
+        return super().message_keys
+
+    def require_unrestricted(self) -> None:
+        """Raise GrantError: a key that was stored or granted to others would outlive its lease. Not public."""
+        raise GrantError(
+            f"storing key {self.id} failed: expected one for ever, got one on a lease, which a file would outlive. Use "
+            "it in this program, or ask its owner for one to keep"
+        )
+
+    def wipe(self) -> None:
+        """End the use of the key in this process, and in all if it is the one that took the lease."""
+        self._wiped = True
+        self._page.clear(self._secret)  # type: ignore[arg-type]
+        if self._message_keys is not None:
+            self._message_keys.wipe()
+
+
+def open_page(source: str) -> KeyRing:
+    """Open the page that a process shows as ``lease:/proc/PID/fd/N``, and return its keys.
+
+    Raise FormatError if it is no page of a lease, KeyPermissionError if it is another user's, LeaseError if the lease
+    is over, and OSError if it cannot be read.
+    """
+    match = _SOURCE.fullmatch(source)
+    if match is None:
+        raise FormatError(f"opening a lease failed: expected lease:/proc/PID/fd/N, got {shown(source)}. Copy the whole")
+    try:
+        descriptor = os.open(match[1], os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise LeaseError(
+            f"opening {source} failed: expected a lease in force, got none: its process ended, or the lease did. Take "
+            "a new one, in a process that lives as long as those which use it"
+        ) from None
+    try:
+        status = os.fstat(descriptor)
+        known = _pages.get(_place_of(status))
+        if known is None or known.is_over:
+            require_own(Path(match[1]), status)
+            known = LeasePage(descriptor, _map(descriptor, status, source), is_own=False)
+            known.read_keys()
+        return KeyRing(known.keys)
+    finally:
+        os.close(descriptor)
+
+
+def _map(descriptor: int, status: os.stat_result, source: str) -> mmap.mmap:
+    """Map a page for reading. Only memory that cannot be cut, and that its maker alone can write to, is one."""
+    import fcntl
+
+    with suppress(OSError):  # of what has no seals
+        is_sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+        if is_sealed and stat.S_ISREG(status.st_mode) and _HEAD <= status.st_size <= _LIMIT:
+            return mmap.mmap(descriptor, status.st_size, prot=mmap.PROT_READ)
+    raise FormatError(f"opening {source} failed: expected the page of a lease, got something else. Copy the whole text")
+
+
+def _place_of(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _describe(key: Key) -> dict[str, Any]:
+    files = None if key.files is None else sorted(key.files)
+    described = {"id": key.id, "bits": key.bits, "files": files, "lineage": key.lineage, "bound": key._bound}  # noqa: SLF001 - of this package
+    return {**described, "least_version": key.least_version}
+
+
+_pages: dict[tuple[int, int], LeasePage] = {}  # of this process and, in a forked child, of its parent
