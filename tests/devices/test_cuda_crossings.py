@@ -14,9 +14,10 @@ from helpers.messages import messages_of
 from helpers.tampering import tampered
 
 import fastrack
-from fastrack import AuthenticationError, DeviceError
+from fastrack import AuthenticationError, DeviceError, LeaseError
 from fastrack._crypto import base
 from fastrack._devices.base import Segment, Slab
+from fastrack._keys.leases import LeasePage, Moment
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, chunk_offset
 
 EVERY = (*MODES, "held")
@@ -297,3 +298,36 @@ def test_a_call_under_a_replaced_key_ends_well_and_only_then_the_key_is_wiped(de
     device.driver.finish()
     assert not device.driver.holds(secret)
     buffer.wipe()
+
+
+def test_the_end_of_a_lease_replaces_the_key_of_the_link_and_calls_go_on(device):
+    plain = np.arange(5000, dtype=np.uint8)
+    key, out = fastrack.Key.generate(), device.array(5000)
+    sealed, other = fastrack.seal(plain, key), fastrack.seal(plain[::-1], KEY)
+    page = LeasePage.create([key], Moment.now().after(60))
+    device.channel.to_device(sealed, out=out, keys=page.keys[0])
+    first = device.channel._device._link._key
+    secret = device.driver.space.at(first.state, 32).tobytes()
+    page.end()
+    assert device.channel._device._link._key is not first
+    device.driver.finish()
+    assert not device.driver.holds(secret)
+    with pytest.raises(LeaseError):
+        device.channel.to_device(sealed, out=out, keys=page.keys[0])
+    device.channel.to_device(other, out=out)
+    assert np.array_equal(device.driver.read(out), plain[::-1])
+
+
+def test_the_end_of_a_lease_leaves_a_closed_device_and_one_of_the_parent_alone():
+    device = large("lazy")
+    try:
+        page, key = (LeasePage.create([fastrack.Key.generate()], Moment.now().after(60)) for _ in range(2))
+        link = device.channel._device._link
+        assert in_forked_child(lambda: key.end() or link._key is None) is False
+        assert link._key.calls == 0
+    finally:
+        device.close()
+    calls = Counter(device.driver.calls)
+    page.end()
+    key.end()
+    assert Counter(device.driver.calls) == calls

@@ -3,7 +3,9 @@
 import gc
 import itertools
 import json
+import os
 import pickle
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,7 +14,8 @@ from helpers.cases import each
 from helpers.forking import in_forked_child
 from helpers.network import Network, in_rank_order, on_ranks, tensor_of
 
-from fastrack import AuthenticationError, ClosedError, DeviceError, Key, trace
+from fastrack import AuthenticationError, ClosedError, DeviceError, Key, LeaseError, trace
+from fastrack._keys.leases import LeasePage, Moment
 from fastrack.distributed import SecureGroup
 from fastrack.distributed._messages import SLAB_CHUNKS
 from fastrack.format import CHUNK_SIZE
@@ -289,3 +292,22 @@ def test_what_cannot_be_sent_is_refused_at_once():
         return group.all_reduce(torch.ones(2)).tolist()
 
     assert run(1, action) == [[1, 1]]
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="leases need Linux")
+def test_a_group_ends_with_the_lease_of_its_key():
+    page = LeasePage.create([Key.from_bytes(bytes(range(32)))], Moment.now().after(60))
+    ended = threading.Barrier(2)
+    sessions = []
+
+    def action(group):
+        assert torch.equal(group.all_reduce(ONES.clone()), 2 * ONES)
+        sessions.append(group._link.session)
+        if ended.wait(60) == 0:
+            page.end()
+        ended.wait(60)
+        with pytest.raises(LeaseError, match="expected a lease in force"):
+            group.all_reduce(ONES.clone())
+
+    run(2, action, page.keys[0])
+    assert not any(any(session._secrets) for session in sessions)
