@@ -93,12 +93,11 @@ class LeasePage:
         view = memoryview(memory)
         self._descriptor, self._memory, self._words = descriptor, view, view[:_HEAD].cast("Q")
         self._place = _place_of(os.fstat(descriptor))
-        self._ends = self._words[_ENDS]
+        self.ends = self._words[_ENDS]
         self._owner = os.getpid() if is_own else None
-        self._is_over = False
         self._has_ended = False
+        self.is_watched = per_process(self, "is_watched", lambda: False)  # and was not found over
         self._lock = per_process(self, "_lock", threading.RLock)
-        self._watch: threading.Thread | None = per_process(self, "_watch", lambda: None)
         self._stop = per_process(self, "_stop", threading.Event)
         self._derived: WeakSet[Wipeable] = WeakSet()
         self.reason = ""  # of the end, where it is known
@@ -133,7 +132,7 @@ class LeasePage:
             secret = key.material()
             place[: len(secret)] = secret
             key.wipe()
-        page._ends[0], page._ends[1] = ends
+        page.ends[0], page.ends[1] = ends
         page.read_keys()
         return page
 
@@ -145,26 +144,21 @@ class LeasePage:
     @property
     def is_over(self) -> bool:
         """Return whether the lease is over. Once it was found over, it stays so, whatever the clocks say later."""
-        if self._is_over:
-            return True
-        boot, real = self._ends
-        if boottime() < boot and realtime() < real:
+        if not self._has_ended and boottime() < self.ends[0] and realtime() < self.ends[1]:
             return False
-        self._is_over = True
+        self.end()
         return True
 
     @property
     def left(self) -> float:
         """The seconds until the end by the clock that comes there first."""
-        return max(0.0, min(self._ends[0] - boottime(), self._ends[1] - realtime()) / 1e9)
+        return max(0.0, min(self.ends[0] - boottime(), self.ends[1] - realtime()) / 1e9)
 
     def require(self, key: Key) -> None:
-        """Raise LeaseError unless the lease is in force."""
+        """Raise LeaseError unless the lease is in force, and watch for its end."""
         if self.is_over:
-            self.end()
             raise self.error(key.id)
-        if self._watch is None:
-            self._begin_watch()
+        self._begin_watch()
 
     def error(self, key_id: str) -> LeaseError:
         """Return the error of a use after the end."""
@@ -179,7 +173,7 @@ class LeasePage:
         with self._lock:
             if self.is_over:
                 raise self.error(self.keys[0].id)
-            self._ends[0], self._ends[1] = ends
+            self.ends[0], self.ends[1] = ends
 
     def watch(self, derived: Wipeable) -> None:
         """Wipe a secret that was derived from a key of the page when the lease ends, as long as it exists."""
@@ -188,13 +182,12 @@ class LeasePage:
     def end(self, reason: str = "") -> None:
         """End the lease in all processes: clear the page, and forget what was derived in this one."""
         with self._lock:
-            self._is_over = True
             if self._has_ended:
                 return
-            self._has_ended = True
+            self._has_ended, self.is_watched = True, False
             self.reason = self.reason or reason
             if not self._memory.readonly:
-                self._ends[0] = self._ends[1] = 0  # first: who looks now sees that it is over
+                self.ends[0] = self.ends[1] = 0  # first: who looks now sees that it is over
                 secrets = self._memory[_HEAD : _HEAD + _SECRET * self._words[4]]
                 secrets[:] = bytes(len(secrets))
         if os.getpid() == self._owner:
@@ -203,14 +196,20 @@ class LeasePage:
         for derived in (*self.keys, *self._derived):
             derived.wipe()
         _pages.pop(self._place, None)
-        links = getattr(sys.modules.get(_LINKS), "links", ())
-        for link in tuple(links):  # message keys that are wrapped under a link's key outlive the page
+        # Message keys that are wrapped under the key of a device's link outlive the page.
+        for link in tuple(getattr(sys.modules.get(_LINKS), "links", ())):
             try:
                 link.renew()
             except Exception as error:  # noqa: BLE001 - it is replaced at the next call
                 report(f"replacing the key of a device at the end of a lease failed: {type(error).__name__}")
         if self.on_end is not None and os.getpid() == self._owner:
-            self.on_end()
+            self._tell(self.on_end)
+
+    @staticmethod
+    def _tell(on_end: Callable[[], None]) -> None:
+        """Call a function of the program's outside of the call that found the end."""
+        with suppress(RuntimeError):  # at the end of the process there are no new threads
+            threading.Thread(target=on_end, name="fastrack lease ended", daemon=True).start()
 
     def clear(self, secret: memoryview) -> None:
         """Overwrite the secret of one key, if this process may."""
@@ -238,21 +237,19 @@ class LeasePage:
 
     def _begin_watch(self) -> None:
         with self._lock:
-            if self._watch is None:
-                self._watch = threading.Thread(target=self._look, name="fastrack lease", daemon=True)
-                self._watch.start()
+            if not self.is_watched and not self._has_ended:
+                threading.Thread(target=self._look, name="fastrack lease", daemon=True).start()
+                self.is_watched = True
 
     def _look(self) -> None:
-        while not self.is_over:
-            if self._stop.wait(min(_LOOK, self.left + 0.001)):
-                return
-        self.end()
+        while not self.is_over and not self._stop.wait(min(_LOOK, self.left + 0.001)):
+            pass
 
 
 class LeasedKey(Key):
     """A key whose secret lies in the page of a lease. It stays one object over all renewals."""
 
-    __slots__ = ("_page",)
+    __slots__ = ("_ends", "_page", "_view")
 
     def __init__(
         self,
@@ -268,8 +265,9 @@ class LeasedKey(Key):
         self._bound = bound
         self._wiped, self._files, self._lineage, self._least_version = False, None, None, 0
         self._message_keys: MessageKeyCache | None = None
-        self._page = page
+        self._page, self._ends = page, page.ends
         self._secret = place[: bits // 8]  # type: ignore[assignment]
+        self._view = place[: bits // 8].toreadonly()
         self._id = derive_id(self._secret)
         if self._id != key_id:
             raise FormatError(f"the memory of a lease was damaged: expected key {key_id}, got another; take a new one")
@@ -287,13 +285,16 @@ class LeasedKey(Key):
 
     def material(self) -> memoryview:
         """Return a read-only view of the secret. Raise LeaseError if the lease is over. Not public."""
-        self._page.require(self)
-        return super().material()
+        ends = self._ends  # each use looks at the page, so in few steps
+        if self._wiped or not self._page.is_watched or boottime() >= ends[0] or realtime() >= ends[1]:
+            self._page.require(self)
+            super().material()
+        return self._view
 
     @property
     def message_keys(self) -> MessageKeyCache:
         """The cache of message keys derived from this key. Raise LeaseError if the lease is over. Not public."""
-        self._page.require(self)
+        self.material()
         return super().message_keys
 
     def require_unrestricted(self) -> None:
