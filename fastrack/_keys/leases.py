@@ -24,7 +24,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 from fastrack._crypto.message_keys import MessageKeyCache
 from fastrack._documents import fields
@@ -125,6 +125,8 @@ class LeasePage:
         with suppress(AttributeError, OSError):
             memory.madvise(mmap.MADV_DONTDUMP)
         page = cls(descriptor, memory, is_own=True)
+        # Not at the end: its number could be another file's when a process opens the page by it.
+        finalize(page, _close, descriptor, os.getpid())
         memory[size - len(described) :] = described
         memory[: len(_MAGIC)] = _MAGIC
         page._words[4], page._words[5] = len(keys), len(described)
@@ -190,8 +192,6 @@ class LeasePage:
                 self.ends[0] = self.ends[1] = 0  # first: who looks now sees that it is over
                 secrets = self._memory[_HEAD : _HEAD + _SECRET * self._words[4]]
                 secrets[:] = bytes(len(secrets))
-        if os.getpid() == self._owner:
-            os.close(self._descriptor)
         self._stop.set()
         for derived in (*self.keys, *self._derived):
             derived.wipe()
@@ -349,6 +349,11 @@ def _map(descriptor: int, status: os.stat_result, source: str) -> mmap.mmap:
         if is_sealed and stat.S_ISREG(status.st_mode) and _HEAD <= status.st_size <= _LIMIT:
             return mmap.mmap(descriptor, status.st_size, prot=mmap.PROT_READ)
     raise FormatError(f"opening {source} failed: expected the page of a lease, got something else. Copy the whole text")
+
+
+def _close(descriptor: int, process: int) -> None:
+    if os.getpid() == process:
+        os.close(descriptor)
 
 
 def _place_of(status: os.stat_result) -> tuple[int, int]:
