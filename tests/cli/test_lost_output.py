@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import invoke
-from helpers.every_command import COMMANDS, FAILING, READING, SECRET, contents, every_command, prepare, words_of
+from helpers.every_command import COMMANDS, FAILING, KEY, READING, SECRET, contents, every_command, prepare, words_of
 from helpers.forked_commands import CLOSED, FULL, running
 from helpers.tour_files import Tour, lines_of
 
@@ -20,6 +20,7 @@ LINES = {
     "bench, of collectives": "bench --collectives --size 0.01 --repeat 1",
     "demo": "demo --size 0.0625 --repeat 1 --directory demo --picture TARGET.png",
     "plan measure": "plan measure TARGET",
+    "qualify": f"qualify folder {KEY}",
     "tour run": "tour run toured/v0 toured/out --config toured/run.toml",
     "the version": "--version",
     "no command": "encript notes.txt",
