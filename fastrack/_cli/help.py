@@ -38,7 +38,7 @@ cannot be opened.
 A file that fails does not end the work on the others. What a run that was interrupted has sealed is whole: \
 --skip-existing goes on after it. --force replaces targets instead.""",
     "status": """\
-The exit status of every command:
+The exit status of every command but `run`, which ends as its program does:
 
   0  success
   1  an error in the data, the key or the system

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -34,9 +35,8 @@ def block_keys(*, is_shared: bool) -> str | None:
 
     It is what ``--kv-key`` names; else, for blocks that no other server and no later start reads, a random one.
     """
-    found = [each["blocks"] for each in _describe().values()][:1]
-    source = next((each.get("named") or (None if is_shared else each.get("random")) for each in found), None)
-    return None if source is None else str(source)
+    found: dict[str, str] = next((each["blocks"] for each in _describe().values()), {})
+    return found.get("named") or (None if is_shared else found.get("random"))
 
 
 def _ask(name: str, *args: Any, at: int = 0, **options: Any) -> Any:
@@ -73,19 +73,11 @@ def _open(root: str, description: Mapping[str, Any]) -> None:
     Mount.attach(Path(root), folder, ring)
 
 
-def _describe() -> Mapping[str, Any]:
-    """Return the private copies of folders by their paths, those of the innermost launcher first."""
-    return _read(os.environ.get(VARIABLE, ""))
-
-
 @functools.cache
-def _read(places: str) -> Mapping[str, Any]:
+def _describe() -> dict[str, dict[str, Any]]:
+    """Return the private copies of folders by their paths, those of the innermost launcher first."""
     found: dict[str, Any] = {}
-    for place in filter(None, places.split(os.pathsep)):
-        try:
-            text = Path(place, DESCRIPTION).read_text(encoding="utf-8")
-        except FileNotFoundError:  # of a launcher that was killed: its copies are gone, too
-            continue
-        for root, description in json.loads(text).items():
-            found.setdefault(root, description)
+    for place in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+        with contextlib.suppress(FileNotFoundError):  # of a launcher that was killed: its copies are gone, too
+            found |= json.loads(Path(place, DESCRIPTION).read_text(encoding="utf-8"))
     return found

@@ -78,9 +78,10 @@ class Launcher:
         opened = load_folder(folder, self._ring, anchor=anchor)
         for name in opened.sealed_names:
             opened.open(name).close()
-        place = os.fspath(opened.path.absolute() if isinstance(opened.path, Path) else opened.path)
+        path = opened.path.absolute() if isinstance(opened.path, Path) else opened.path
+        place = os.fspath(path)
         slot = self._stack.enter_context(_slot(f"{place}\0{opened.file_id}"))
-        at = slot / (opened.path.name or "folder")
+        at = slot / (path.name or "folder")
         at.mkdir(0o700)
         matched = {each for each in memfd if fnmatch.filter(opened.sealed_names, each)}
         self._stack.enter_context(Mount(opened, self._ring, code=code, memfd=matched, at=at))
@@ -216,9 +217,9 @@ def _lock(path: Path) -> int | None:
 def _linked(link: Path, target: Path) -> Iterator[None]:
     """Have a link at a path that a program knows. One that a killed launcher left is replaced, and nothing else."""
     require_own_folder(link)
-    if link.is_symlink() and (there := link.readlink()).is_relative_to(target.parents[1]):
-        if there == target or not there.exists():
-            link.unlink()
+    there = link.readlink() if link.is_symlink() else None
+    if there == target or (there and there.is_relative_to(target.parents[1]) and not there.exists()):
+        link.unlink()
     link.symlink_to(target)
     try:
         yield
@@ -229,7 +230,7 @@ def _linked(link: Path, target: Path) -> Iterator[None]:
 
 def _replaced(word: str, shown: Mapping[str, str]) -> str:
     for start in (0, *(at + 1 for at, char in enumerate(word) if char == "=")):
-        for name, path in shown.items():
+        for name, path in sorted(shown.items(), reverse=True):  # a folder in another one first
             if f"{word[start:]}/".startswith(f"{name}/"):
                 return f"{word[:start]}{path}{word[start + len(name) :]}"
     return word

@@ -387,6 +387,29 @@ def test_a_launcher_below_another_keeps_the_folders_of_both(place):
 
 
 @pytest.mark.slow
+def test_a_folder_in_another_one_and_the_current_one_are_named_too(place):
+    place.seal("sealed/below", b=np.arange(20))
+    folders = ["sealed", "sealed/below"]
+    code = f"{READ}; sys.argv[1] = sys.argv[2]; {READ}"
+    assert place.python(code, "sealed", "sealed/below", folders=folders).split() == [SUM, "190"]
+    code = (
+        f"import os; os.chdir('sealed'); os.execv(sys.executable, [*{place.words(sys.executable, '-c', READ, '.')!r}])"
+    )
+    code = "import sys; " + code.replace("'sealed', '--key', 'owner.key'", "'.', '--key', '../owner.key'")
+    assert (
+        subprocess.check_output([sys.executable, "-c", code], cwd=place.path, env=place.env, text=True).strip() == SUM
+    )
+
+
+@pytest.mark.slow
+def test_a_start_that_imports_safetensors_by_itself_is_reached(place):
+    (place.path / "early").mkdir()
+    (place.path / "early/sitecustomize.py").write_text("import safetensors")
+    path = f"{place.path / 'early'}:{place.env['PYTHONPATH']}"
+    assert place.python(READ, env={"PYTHONPATH": path}) == SUM
+
+
+@pytest.mark.slow
 def test_a_folder_of_another_user_in_the_place_of_the_copies_is_refused(place):
     if os.geteuid() != 0:
         pytest.skip("needs root, to make a folder of another user")

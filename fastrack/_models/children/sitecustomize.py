@@ -59,6 +59,8 @@ def _run_hidden() -> None:
         spec.loader.exec_module(module)
 
 
-if "FASTRACK_RUN" in os.environ:
+if "safetensors" in sys.modules:  # a .pth file of the environment imported it
+    _prepare()
+elif "FASTRACK_RUN" in os.environ:
     sys.meta_path.insert(0, _Waiting())
 _run_hidden()
