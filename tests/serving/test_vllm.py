@@ -12,7 +12,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from helpers.models import write_llama
+from helpers.models import write_adapter, write_llama
 from helpers.swift import free_ports
 
 import fastrack
@@ -120,24 +120,6 @@ def test_what_was_altered_is_refused_before_a_worker_starts(folder):
     assert found.pop("sealed-index") == "FormatError"
     assert set(found.values()) == {"AuthenticationError"}
     assert not (folder / "sealed-speculator" / "ran").exists()
-
-
-def write_adapter(folder):
-    """Write a random LoRA adapter of the Llama, as PEFT does."""
-    import torch
-    from safetensors.torch import save_file
-
-    torch.manual_seed(5)
-    folder.mkdir()
-    sizes, tensors = {"q_proj": 128, "v_proj": 64}, {}
-    for layer in range(2):
-        for name, size in sizes.items():
-            prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            tensors[f"{prefix}.lora_A.weight"] = torch.randn(4, 128)
-            tensors[f"{prefix}.lora_B.weight"] = torch.randn(size, 4)
-    save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
-    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": list(sizes), "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps({**config, "task_type": "CAUSAL_LM"}))
 
 
 def test_sealed_adapters_are_served_and_others_refused(folder):
