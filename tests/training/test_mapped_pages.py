@@ -1,5 +1,7 @@
 """Memory of a load: pages of a sealed file are given back as they are used, and are there again when they are read."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from fastrack import (
     mount_folder,
     safe_open,
     save_file,
+    save_model,
     seal_folder,
     to_device,
     trace,
@@ -221,3 +224,43 @@ def test_the_trace_of_a_load_has_its_large_tensors(odd, small_pieces, tmp_path):
         mapped_pages.open_once(odd, keys=KEY)
     assert "open odd" in (tmp_path / "trace.json").read_text()
     assert small_pieces
+
+
+PEAK = """
+import sys, torch, fastrack
+def memory():
+    return {name: int(value.split()[0]) << 10 for name, _, value in
+            (line.partition(":") for line in open("/proc/self/status")) if name in {"VmRSS", "VmHWM"}}
+def by_tensors(path):
+    return fastrack.load_tensors(path, keys="key", framework="pt")
+def by_safe_open(path):
+    with fastrack.safe_open(path, "pt", keys="key") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}
+def by_model(path):
+    with torch.device("meta"):
+        model = torch.nn.ParameterDict({name: torch.empty(6 << 20) for name in "abcdefgh"})
+    fastrack.load_model(model, path, "key", device="cpu")
+    return model
+load = globals()[sys.argv[1]]
+fastrack.load_tensors("small.safetensors", keys="key", framework="pt")  # what is imported late, imports now
+fastrack.load_model(torch.nn.Linear(2, 2), "linear.safetensors", "key")
+open("/proc/self/clear_refs", "w").write("5")  # forgets the peak
+before = memory()["VmRSS"]
+kept = load("large.safetensors")
+print((memory()["VmHWM"] - before) / sum(tensor.nbytes for tensor in kept.values()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the kernel tells no peaks")
+def test_a_load_takes_little_more_memory_than_the_model(tmp_path):
+    """Eight tensors of 24 MiB: more than is opened at once, and each in two pieces."""
+    KEY.save(tmp_path / "key")
+    for name, count in (("small", 2), ("large", 6 << 20)):
+        save_file({each: np.ones(count, np.float32) for each in "abcdefgh"}, tmp_path / f"{name}.safetensors", KEY)
+    save_model(torch.nn.Linear(2, 2), tmp_path / "linear.safetensors", KEY)
+    for way in ("by_tensors", "by_safe_open", "by_model"):
+        done = subprocess.run(
+            [sys.executable, "-c", PEAK, way], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        assert 0.99 < float(done.stdout) < 1.12, way
