@@ -88,6 +88,8 @@ class _Process:
         self.lock = per_process(self, "lock", threading.Lock)
 
     def judge_opened(self) -> None:
+        # An attempt may have failed, and a forked child has no GPU: what CUDA does not know is judged when it opens.
+        self.opened = {name: asked for name, asked in self.opened.items() if _find_place(name) is not None}
         for name, asked in self.opened.items():
             self.judge(name, asked)
 
@@ -138,16 +140,21 @@ def _problems(mode: Confidential) -> Iterator[tuple[str, str]]:
         yield "one that is not known to be ready", advice
 
 
-def _read_chip(name: str) -> str | None:
-    """Return the serial number in the certificate of a GPU's chip, by CUDA's name for it; None if it is unknown."""
-    from cryptography import x509  # deferred: only keys that are bound to chips need it
-
+def _find_place(name: str) -> str | None:
+    """Return the PCI address of a GPU by CUDA's number, which is not NVML's; None if CUDA does not know it."""
     try:
         runtime: Any = import_module("cupy").cuda.runtime
-        place = runtime.deviceGetPCIBusId(int(name.removeprefix("cuda:")))  # the numbers of CUDA and NVML differ
-        nvml = import_module("pynvml")
+        place: str = runtime.deviceGetPCIBusId(int(name.removeprefix("cuda:")))
     except (ImportError, RuntimeError):
         return None
+    return place
+
+
+def _read_chip(name: str) -> str | None:
+    """Return the serial number in the certificate of a GPU's chip; None if it cannot be read."""
+    from cryptography import x509  # deferred: only keys that are bound to chips need it
+
+    place, nvml = _find_place(name), import_module("pynvml")  # by which the mode was asked
     try:
         with open_queries(nvml) as queries:
             handle = queries.ask(name, "nvmlDeviceGetHandleByPciBusId", place)

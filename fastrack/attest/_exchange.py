@@ -24,6 +24,7 @@ from fastrack._util.fork import register_fork_reset
 from fastrack._util.gate import most_bytes
 from fastrack._util.public import public
 from fastrack.attest._errors import refused, require_in_force, require_time_zone
+from fastrack.attest._gpus.rim_match import report_of
 from fastrack.attest._offer import (
     ALGORITHM,
     Challenge,
@@ -231,7 +232,9 @@ def issue_grants(
     if not granted or len(granted) > _KEYS_LIMIT:
         raise ValueError(f"issuing grants failed: expected 1 to {_KEYS_LIMIT} keys, got {len(granted)}")
     expires = (now + lifetime).astimezone(UTC)
-    terms = {"lease": lease, "require": verified.require and "confidential", "gpus": verified.gpus}
+    chips = [report.chip_id for report in map(report_of, verified.devices) if not report.is_switch]
+    place = {"require": verified.require and "confidential", "gpus": chips if verified.require == "proved" else None}
+    terms = {"lease": lease, **place}
     return _write_grants(verified.challenge_id, verified.recipient, granted, signer, files, expires, **terms)
 
 

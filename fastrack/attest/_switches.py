@@ -29,8 +29,7 @@ PROGRAMS = ("/usr/bin/nvattest", "/usr/local/bin/nvattest")
 _KIND = "answer of nvattest"
 _SECONDS = 60.0  # for each call, by which a hanging driver does not hang its caller
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
-_EVIDENCE: Fields = {"report": binary(REPORT_LIMIT), "chain": binary(CHAIN_LIMIT)}
-_NAMES = {"report": "evidence", "chain": "certificate"}
+_EVIDENCE: Fields = {"evidence": binary(REPORT_LIMIT).of("report"), "certificate": binary(CHAIN_LIMIT).of("chain")}
 _GO_ON = (
     "Install NVIDIA's nvattest, with support for NVSwitch and the driver's libnvidia-nscq; or collect with "
     "switches=False, and add the reports to those of the GPUs"
@@ -44,13 +43,10 @@ def collect_switches(make_nonce: Callable[[int], bytes]) -> list[DeviceEvidence]
     """
     program = _find_program()
     first = _ask(program, make_nonce(0))
-    found = [evidence for _, evidence in first.items()][:1]
-    for number, chip in list(enumerate(first))[1:]:
-        answer = _ask(program, make_nonce(number))
-        if answer.keys() != first.keys():
-            raise _error("the same switches each time", f"{len(answer)} others", "Try again.")
-        found.append(answer[chip])
-    return found
+    answers = [first, *(_ask(program, make_nonce(number)) for number in range(1, len(first)))]
+    if any(answer.keys() != first.keys() for answer in answers):
+        raise _error("the same switches each time", "others", "Try again.")
+    return [answer[chip] for answer, chip in zip(answers, first, strict=True)]
 
 
 def _find_program() -> str:
@@ -76,7 +72,7 @@ def _ask(program: str, nonce: bytes) -> dict[str, DeviceEvidence]:
         answer = Reader.parse(output, _KIND)
         answer.expect("result_code", 0)
         for item in answer.items("evidences"):
-            evidence = DeviceEvidence(**{name: item.read(_NAMES[name], field) for name, field in _EVIDENCE.items()})
+            evidence = DeviceEvidence(**item.read_all(_EVIDENCE))
             chip = _read_chip(evidence, nonce)
             if chip in found:
                 raise _error("each switch once", f"chip {chip} twice", "Restart the fabric manager, and try again.")

@@ -100,12 +100,6 @@ class VerifiedOffer:
     require: str | None = field(default=None, kw_only=True)
     pinned: frozenset[str] = field(default=frozenset(), kw_only=True)
 
-    @property
-    def gpus(self) -> tuple[str, ...] | None:
-        """The chips that the keys will open on, by their ids; None for all in confidential mode, or all."""
-        reports = map(report_of, self.devices)
-        return tuple(one.chip_id for one in reports if not one.is_switch) if self.require == "proved" else None
-
     def describe(self) -> dict[str, object]:
         """Return the main claims as text and numbers, for logs and displays. None is a secret."""
         kind = kind_of_verified(self.cpu)

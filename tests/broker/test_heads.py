@@ -36,7 +36,7 @@ def logs(tmp_path):
     paths = {"old": old, "new": new, "other": other}
     for name, path in list(paths.items()):
         paths[f"{name} head"] = tmp_path / f"{name}.head"
-        paths[f"{name} head"].write_bytes(sign_head(read_log(path), OWNER, now=NOW))
+        paths[f"{name} head"].write_bytes(sign_head(read_log(path), OWNER))
     return paths
 
 
@@ -66,7 +66,7 @@ def test_a_log_without_entries_is_the_beginning_of_all(tmp_path, logs):
     empty = read_head(write(tmp_path / "empty.db"), OWNERS)
     assert compare_heads(empty, read_head(logs["new"], OWNERS)) == "newer"
     assert (compare_heads(empty, empty), compare_heads(read_head(logs["new"], OWNERS), empty)) == ("same", "older")
-    (tmp_path / "head").write_bytes(sign_head([], OWNER, now=NOW))
+    (tmp_path / "head").write_bytes(sign_head([], OWNER))
     assert compare_heads(read_head(tmp_path / "head", OWNERS), read_head(logs["new head"], OWNERS)) == "newer"
 
 
@@ -89,10 +89,10 @@ def test_a_head_has_to_be_signed_by_the_owner(logs):
 
 @each(
     "change",
-    [{"number": 0.5}, {"number": -1}, {"hash": "00"}, {"hash": None}, {"signed": "now"}, {"version": 2}, {"more": 1}],
+    [{"number": 0.5}, {"number": -1}, {"hash": "00"}, {"hash": None}, {"time": 1}, {"version": 2}, {"more": 1}],
 )
 def test_a_head_of_another_form_is_refused(tmp_path, change):
-    payload = {"number": 1, "hash": "00" * 32, "signed": "2026-06-01T12:00:00Z", "version": 1} | change
+    payload = {"number": 1, "hash": "00" * 32, "time": "", "version": 1} | change
     path = tmp_path / "head"
     path.write_bytes(sign(json.dumps(payload, sort_keys=True, separators=(",", ":")).encode(), PAYLOAD_TYPE, OWNER))
     with pytest.raises(FormatError, match="is not a signed head"):

@@ -24,6 +24,10 @@ def _anew(monkeypatch):
     monkeypatch.setattr(confidential, "_process", confidential._Process())
 
 
+def unknown():
+    raise RuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
+
+
 @pytest.fixture
 def machine(monkeypatch):
     """Return a function that makes the driver of a machine whose CUDA numbers its two GPUs in reverse."""
@@ -33,7 +37,7 @@ def machine(monkeypatch):
         nvml = FakeNvml(chains=chains, **state)
         monkeypatch.setitem(sys.modules, "pynvml", nvml)
         places = [*reversed(PLACES)]
-        runtime = SimpleNamespace(deviceGetPCIBusId=places.__getitem__)
+        runtime = SimpleNamespace(deviceGetPCIBusId=lambda number: places[number] if number < 2 else unknown())
         monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
         return nvml
 
@@ -134,6 +138,17 @@ class TestKeys:
             confidential.bind_key("3f" * 16, {ONE})
         confidential.check("cuda:0")  # as before
         confidential.bind_key("3f" * 16, {ONE, OTHER})
+
+    def test_a_gpu_that_could_not_be_opened_keeps_no_key_away(self, machine):
+        machine(feature=0)
+        for name in ("cuda:7", "cuda:0"):  # of which CUDA knows the second: the first cannot be opened
+            confidential.check(name)
+        with pytest.raises(DeviceError, match="using cuda:0 failed"):
+            confidential.bind_key("3f" * 16, None)
+        del confidential._process.opened["cuda:0"]
+        confidential.bind_key("3f" * 16, None)
+        with pytest.raises(DeviceError, match="using cuda:7 failed"):
+            confidential.check("cuda:7")
 
     def test_two_keys_both_count(self, machine):
         machine()

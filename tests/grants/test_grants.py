@@ -162,6 +162,7 @@ class TestConfidential:
             confidential.check("cuda:0")
         monkeypatch.setattr(confidential, "_process", confidential._Process())
         confidential.check("cuda:0")  # is open: nothing asks anything of it yet
+        monkeypatch.setattr(confidential, "_find_place", lambda _: "0000:1B:00.0")
         monkeypatch.setattr(Identity, "decrypt", lambda *_: pytest.fail("it was decrypted"))
         with pytest.raises(DeviceError, match=f"as key {KEY.id} requires"):
             again.unlock(ALICE)

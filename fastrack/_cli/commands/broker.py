@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fastrack._cli.attest.exchange import Collateral, FileIds, Period, UnderPolicy, load_collateral, read_clock
+from fastrack._cli.attest.exchange import Collateral, FileIds, Period, UnderPolicy, load_collateral
 from fastrack._cli.commands.grant import load_signer
 from fastrack._cli.console import clean, new_table, pluralize, print_json, stdout
 from fastrack._cli.documents import check_document, parse_period, write_document
@@ -152,12 +152,12 @@ def head(
     database: Database,
     signer: Signer,
 ) -> None:
-    """Verify the log of a broker, and sign its head: the number and the hash of its last entry.
+    """Verify the log of a broker, and sign its head: the number, time and hash of its last entry.
 
     Keep it elsewhere, or publish it: `compare` tells by it whether a later log goes on from this one.
     """
     check_document(target)
-    write_document(target, sign_head(read_log(database), load_signer(signer), now=read_clock()))
+    write_document(target, sign_head(read_log(database), load_signer(signer)))
 
 
 def compare(

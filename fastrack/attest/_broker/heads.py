@@ -2,12 +2,10 @@
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from datetime import datetime
 
 from fastrack._documents import fields
 from fastrack._documents.canonical import parsing
-from fastrack._documents.fields import Fields, Form
+from fastrack._documents.fields import Form
 from fastrack._keys.signing import Signer, Verifier, open_envelope, sign_envelope
 from fastrack._service.journal import LogRecord
 from fastrack._util.regular_file import open_regular
@@ -18,23 +16,13 @@ PAYLOAD_TYPE = "application/vnd.fastrack.broker-head.v1+json"
 
 _LIMIT = 64 << 10  # bytes of a file
 _DATABASE = b"SQLite format 3\0"
-_FIELDS: Fields = {"number": fields.NUMBER, "hash": fields.hexadecimal(32), "signed": fields.TIME}
-_FORM = Form(_FIELDS, {"version": 1})
+_NONE = LogRecord(0, "", "", {}, bytes(32))
+_FORM = Form({"number": fields.NUMBER, "time": fields.TEXT, "hash": fields.hexadecimal(32)}, {"version": 1})
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The last entry of a log at a time: its number, and its hash, which covers all entries before."""
-
-    number: int
-    hash: bytes
-    signed: datetime
-
-
-def sign_head(entries: list[LogRecord], signer: Signer, *, now: datetime) -> bytes:
-    """Return the signed head of a log."""
-    number, digest = (entries[-1].number, entries[-1].hash) if entries else (0, bytes(32))
-    head = Head(number, digest, now.replace(microsecond=0))
+def sign_head(entries: list[LogRecord], signer: Signer) -> bytes:
+    """Return the signed head of a log: number, time and hash of its last entry, the hash of all entries."""
+    head = entries[-1] if entries else _NONE
     return sign_envelope(_FORM.write(head), PAYLOAD_TYPE, [signer])
 
 
@@ -51,8 +39,8 @@ def read_head(path: str | os.PathLike[str], owners: Iterable[Verifier]) -> Mappi
         raise FormatError(f"{path}: expected a signed head or the database of a broker, got another file. Name it")
     payload, _ = open_envelope(content, PAYLOAD_TYPE, owners, source=str(path))
     with parsing(f"{path} is not a signed head", "get it again from its owner"):
-        head = Head(**_FORM.parse(payload))
-    return {head.number: head.hash}
+        head = _FORM.parse(payload)
+    return {head["number"]: head["hash"]}
 
 
 def compare_heads(known: Mapping[int, bytes], now: Mapping[int, bytes]) -> str:
