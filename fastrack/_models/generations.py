@@ -88,12 +88,13 @@ class ReloadableModule(torch.nn.Module):
         device: object = None,
         strict: bool = True,
         anchor: Anchor | str | os.PathLike[str] | None = None,
+        require: str | None = None,
     ) -> Any:
         """Load sealed weights, like `load_model`, and use them in all calls from now on."""
         with self._lock:
             fresh = _copy(self.module, {})
             target = getattr(fresh, "_orig_mod", fresh)  # the module in a compiled one, whose names the file has
-            outcome = load_model(target, path, keys, device=device, strict=strict, anchor=anchor)
+            outcome = load_model(target, path, keys, device=device, strict=strict, anchor=anchor, require=require)
             _synchronize(_devices(fresh))  # callers may use other streams
             old, self.module = self.module, fresh
             # Python drops a module as soon as its last call returns, when its kernels may not have run yet.

@@ -50,8 +50,9 @@ def logs(tmp_path):
         ("old head", "new", "newer"),
         ("new", "old", "older"),
         ("new", "old head", "older"),
-        ("new head", "old", "unknown"),  # which may be forked: the head has one hash
-        ("old head", "new head", "unknown"),
+        ("new head", "old", "older"),
+        ("new head", "old head", "older"),
+        ("old head", "new head", "unknown"),  # the later head has one hash
         ("new", "other", "forked"),
         ("other", "new", "forked"),
         ("new head", "other", "forked"),

@@ -172,8 +172,8 @@ def compare(
     """Compare two logs of a broker, each by a signed head or its database.
 
     Exit status: 0 if the second is the same, or newer: it goes on from the first. 1 if it is older, as a database that
-    was set back; if it is forked: it has another entry in a place of the first; or if two heads do not tell, of which
-    one has to be the database.
+    was set back; if it is forked: it has another entry in a place of the first; or if it is a later head, which does
+    not tell: name the database.
     """
     owners = [Verifier.load(path) for path in owner or ()]
     logs = read_head(known, owners), read_head(now, owners)

@@ -46,12 +46,15 @@ def read_head(path: str | os.PathLike[str], owners: Iterable[Verifier]) -> Mappi
 def compare_heads(known: Mapping[int, bytes], now: Mapping[int, bytes]) -> str:
     """Return what became of a known log: it is the "same", "newer", "older", or "forked"; or "unknown".
 
-    That is told by the hash of the last entry of the shorter one, which two heads of different numbers do not tell.
+    The hash of the last entry of the shorter one tells, if both have it. A later head by itself does not have it.
     """
-    lengths = max(known, default=0), max(now, default=0)
-    last = min(lengths)
-    if last and (known.get(last) is None or now.get(last) is None):
-        return "unknown"
-    if last and known[last] != now[last]:
+    before, after = max(known, default=0), max(now, default=0)
+    last = min(before, after)
+    hashes = [log[last] for log in (known, now) if last in log] if last else []
+    if len(set(hashes)) > 1:
         return "forked"
-    return "same" if lengths[0] == lengths[1] else "newer" if lengths[1] > lengths[0] else "older"
+    if after < before:
+        return "older"
+    if last and len(hashes) < 2:
+        return "unknown"
+    return "same" if after == before else "newer"
