@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from fastrack._devices.nvml import Confidential, open_queries, read_confidential
-from fastrack._util.fork import per_process
+from fastrack._util.fork import register_fork_reset
 from fastrack._util.shown import shown
 from fastrack.errors import DeviceError
 
@@ -75,23 +75,26 @@ def ask_again() -> None:
 
 
 class _Process:
-    """The requirements of this process on GPUs, and the GPUs that it has opened.
-
-    A forked child has what its parent had.
-    """
+    """The requirements of this process on GPUs, and the GPUs that it has opened."""
 
     def __init__(self) -> None:
         self.keys: dict[str, Collection[str] | None] = {}  # the chips by the id of the key; None for all
-        self.opened: dict[str, str] = {}  # what callers require, by the names of GPUs
         self.is_confidential = False  # as the driver answered, which has one mode for all GPUs
         self.chips: dict[str, str | None] = {}  # the id in its certificate, by the name of a GPU
-        self.lock = per_process(self, "lock", threading.Lock)
+        self.reset_after_fork()
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        """Forget the GPUs: a forked child uses none of its parent's."""
+        self.opened: dict[str, str] = {}  # what callers require, by the names of GPUs
+        self.lock = threading.Lock()
 
     def judge_opened(self) -> None:
-        # An attempt may have failed, and a forked child has no GPU: what CUDA does not know is judged when it opens.
-        self.opened = {name: asked for name, asked in self.opened.items() if _find_place(name) is not None}
-        for name, asked in self.opened.items():
-            self.judge(name, asked)
+        for name, asked in list(self.opened.items()):
+            if _find_place(name) is None:  # an attempt that failed: it is judged when it is made again
+                del self.opened[name]
+            else:
+                self.judge(name, asked)
 
     def judge(self, name: str, asked: str) -> None:
         told = requirement(os.environ.get(VARIABLE), VARIABLE)

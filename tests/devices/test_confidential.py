@@ -8,6 +8,7 @@ import pynvml
 import pytest
 from helpers.cases import each
 from helpers.fake_nvml import FakeNvml
+from helpers.forking import in_forked_child
 from helpers.foundry import nvidia
 
 import fastrack
@@ -173,6 +174,13 @@ class TestKeys:
             confidential.bind_key("3f" * 16, {ONE})
             with pytest.raises(DeviceError, match="one whose certificate cannot be read"):
                 confidential.check("cuda:1")
+
+
+def test_a_forked_child_has_what_is_required_and_none_of_the_gpus():
+    confidential.bind_key("3f" * 16, {ONE})
+    confidential._process.opened["cuda:0"] = ""
+    after = in_forked_child(lambda: (list(confidential._process.keys), list(confidential._process.opened)))
+    assert after == (["3f" * 16], [])
 
 
 def test_no_caller_derives_a_key_before_the_gpu_was_asked(machine, tmp_path, monkeypatch):
