@@ -260,6 +260,15 @@ class TestProgram:
         with pytest.raises(DeviceError, match="got one of a GPU"):
             ask_one()
 
+    def test_a_made_up_one_that_is_doubled_or_of_another_nonce_is_refused(self, printing):
+        switch = nvidia.switch()
+        printing([item(switch), item(switch)])
+        with pytest.raises(DeviceError, match="expected each switch once"):
+            ask_one()
+        printing([item(switch, nonce=bytes(32))])
+        with pytest.raises(DeviceError, match="got one with another"):
+            ask_one()
+
     def test_a_switch_that_is_gone_in_a_later_answer_is_noticed(self, program, tmp_path):
         first = nvidia.switch()
         both = [item(first), item(nvidia.sibling(first, bytes.fromhex("203eb31ad9ed0009"), 0x50))]
