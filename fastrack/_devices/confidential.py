@@ -1,8 +1,8 @@
 """Require confidential GPUs, or certain ones, before this process opens a GPU: for callers, and for keys granted so.
 
-The driver is asked once a process, and again by `ask_again`. Its answers are those of the machine, which evidence has
-to prove. `open_device` calls `check` before it makes anything on a GPU, and no other function opens one: so a
-requirement of a key holds for the whole process, whatever the key is used for.
+The driver is asked once a process, and again when a key is granted or renewed. Its answers are those of the machine,
+which evidence has to prove. `open_device` calls `check` before it makes anything on a GPU, and no other function opens
+one: so a requirement of a key holds for the whole process, whatever the key is used for.
 """
 
 from __future__ import annotations
@@ -48,30 +48,23 @@ def check(name: str, require: str | None = None) -> None:
         raise DeviceError("require=: expected a GPU in confidential mode, got 'cpu'. Name a GPU, or leave require= out")
 
 
-def bind_key(key_id: str, chips: Collection[str] | None) -> None:
-    """Require confidential GPUs of this process from now on, and if chips are named only these, for a granted key.
+def bind_key(key_id: str, require: str | None, chips: Collection[str] | None) -> None:
+    """Require of this process from now on what a key was granted for, and ask the driver again, as after a renewal.
 
-    Raise DeviceError if the process has opened another GPU already. The requirement is then as before.
+    `require` is None for any GPU, and `chips` None for all in confidential mode. Raise DeviceError if the process has
+    opened a GPU that is not, or no longer, as required; all requirements are then as before.
     """
     with _process.lock:
         before = _process.keys.copy()
-        _process.keys[key_id] = chips
+        if require is not None:
+            _process.keys[key_id] = chips
+        _process.is_confidential = False
+        _process.chips.clear()
         try:
             _process.judge_opened()
         except BaseException:
             _process.keys = before
             raise
-
-
-def ask_again() -> None:
-    """Forget what the driver has answered, and ask about each GPU that this process has opened, as after a renewal.
-
-    Raise DeviceError if one does not meet what is required any more.
-    """
-    with _process.lock:
-        _process.is_confidential = False
-        _process.chips.clear()
-        _process.judge_opened()
 
 
 class _Process:

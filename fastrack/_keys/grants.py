@@ -441,8 +441,7 @@ def open_key(
     if entry is None:
         recipient = "a passphrase" if identity is None else repr(identity.recipient)
         raise GrantError(f"key {grants.key_id} was not granted to {recipient}; ask the owner to add it")
-    if grants.require is not None:
-        find(PLACES["bind"])(grants.key_id, grants.gpus)
+    find(PLACES["bind"])(grants.key_id, grants.require, grants.gpus)
     secret: bytes | bytearray
     if identity is not None:
         secret = identity.decrypt(entry.ciphertext, _info(grants))

@@ -228,7 +228,7 @@ class LeasePage:
             if self.is_over:
                 raise self.error(members["key_id"])
             if members["bound"]:
-                find(PLACES["bind"])(members["key_id"], *members["bound"])
+                find(PLACES["bind"])(members["key_id"], "confidential", *members["bound"])
             self.keys.append(LeasedKey(self, place, **members))
         _pages[self._place] = self
 

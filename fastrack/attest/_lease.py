@@ -10,7 +10,6 @@ from datetime import datetime
 from math import inf
 from typing import NamedTuple, Self
 
-from fastrack._devices import confidential
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
 from fastrack._keys.leases import LeasePage, Moment, boottime
@@ -121,7 +120,6 @@ class Lease(KeyRing):
             granted = self._exchange(page.left)
             terms = _terms([grants for grants, _ in granted])
             self._check(page, terms, {_scope(grants) for grants, _ in granted})
-            confidential.ask_again()
             page.prolong(began.after(terms.seconds or 0))
         except Exception as error:  # noqa: BLE001 - tried again until the end
             self.failure = error

@@ -74,7 +74,7 @@ def test_a_confidential_gpu_is_accepted_and_the_driver_asked_once(machine):
     for name in ("cuda:0", "cuda:1", "cuda:0"):
         confidential.check(name, "confidential")
     assert nvml.asked == 1
-    confidential.ask_again()
+    confidential.bind_key("3f" * 16, None, None)
     assert nvml.asked == 2
 
 
@@ -119,7 +119,7 @@ def test_a_mode_that_changed_is_found_when_it_is_asked_for_again(machine):
     machine(devtools=1)
     confidential.check("cuda:0", "confidential")
     with pytest.raises(DeviceError, match="dev-tools"):
-        confidential.ask_again()
+        confidential.bind_key("3f" * 16, None, None)  # which is renewed
     with pytest.raises(DeviceError, match="dev-tools"):
         confidential.check("cuda:0", "confidential")
 
@@ -127,7 +127,7 @@ def test_a_mode_that_changed_is_found_when_it_is_asked_for_again(machine):
 class TestKeys:
     def test_a_key_that_is_bound_to_a_chip_opens_on_that_gpu_only_whatever_cuda_calls_it(self, machine):
         machine()
-        confidential.bind_key("3f" * 16, {ONE})
+        confidential.bind_key("3f" * 16, "confidential", {ONE})
         confidential.check("cuda:1")
         with pytest.raises(DeviceError, match=f"of the chips {ONE}, as key 3f.* requires, got chip {OTHER}. Use a GPU"):
             confidential.check("cuda:0")
@@ -136,25 +136,25 @@ class TestKeys:
         machine()
         confidential.check("cuda:0")
         with pytest.raises(DeviceError, match=f"using cuda:0 failed: expected a GPU of the chips {ONE}"):
-            confidential.bind_key("3f" * 16, {ONE})
+            confidential.bind_key("3f" * 16, "confidential", {ONE})
         confidential.check("cuda:0")  # as before
-        confidential.bind_key("3f" * 16, {ONE, OTHER})
+        confidential.bind_key("3f" * 16, "confidential", {ONE, OTHER})
 
     def test_a_gpu_that_could_not_be_opened_keeps_no_key_away(self, machine):
         machine(feature=0)
         for name in ("cuda:7", "cuda:0"):  # of which CUDA knows the second: the first cannot be opened
             confidential.check(name)
         with pytest.raises(DeviceError, match="using cuda:0 failed"):
-            confidential.bind_key("3f" * 16, None)
+            confidential.bind_key("3f" * 16, "confidential", None)
         del confidential._process.opened["cuda:0"]
-        confidential.bind_key("3f" * 16, None)
+        confidential.bind_key("3f" * 16, "confidential", None)
         with pytest.raises(DeviceError, match="using cuda:7 failed"):
             confidential.check("cuda:7")
 
     def test_two_keys_both_count(self, machine):
         machine()
-        confidential.bind_key("3f" * 16, {ONE})
-        confidential.bind_key("40" * 16, {OTHER})
+        confidential.bind_key("3f" * 16, "confidential", {ONE})
+        confidential.bind_key("40" * 16, "confidential", {OTHER})
         for name in ("cuda:0", "cuda:1"):
             with pytest.raises(DeviceError, match="of the chips"):
                 confidential.check(name)
@@ -162,7 +162,7 @@ class TestKeys:
     @each("missing", ["nvmlDeviceGetHandleByPciBusId", "nvmlDeviceGetConfComputeGpuCertificate"])
     def test_a_gpu_whose_certificate_is_unknown_is_another(self, machine, missing):
         machine(fails={missing: 999})
-        confidential.bind_key("3f" * 16, {ONE})
+        confidential.bind_key("3f" * 16, "confidential", {ONE})
         with pytest.raises(DeviceError, match="one whose certificate cannot be read"):
             confidential.check("cuda:1")
 
@@ -171,13 +171,13 @@ class TestKeys:
         for chain in (b"", b"x" * 40, nvidia.device().pem[:900]):
             answer = SimpleNamespace(attestationCertChain=list(chain), attestationCertChainSize=len(chain))
             nvml.nvmlDeviceGetConfComputeGpuCertificate = lambda _, answer=answer: answer
-            confidential.bind_key("3f" * 16, {ONE})
+            confidential.bind_key("3f" * 16, "confidential", {ONE})
             with pytest.raises(DeviceError, match="one whose certificate cannot be read"):
                 confidential.check("cuda:1")
 
 
 def test_a_forked_child_has_what_is_required_and_none_of_the_gpus():
-    confidential.bind_key("3f" * 16, {ONE})
+    confidential.bind_key("3f" * 16, "confidential", {ONE})
     confidential._process.opened["cuda:0"] = ""
     after = in_forked_child(lambda: (list(confidential._process.keys), list(confidential._process.opened)))
     assert after == (["3f" * 16], [])

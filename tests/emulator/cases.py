@@ -483,7 +483,7 @@ def required():
         confidential._process = confidential._Process()
         is_other = name == "another GPU"
         if is_other:  # the key was granted for the first
-            confidential.bind_key(_key.id, ["41E23D711E1C4FBFAC"])
+            confidential.bind_key(_key.id, "confidential", ["41E23D711E1C4FBFAC"])
         emulator.reset()
         derived.clear()
         try:
