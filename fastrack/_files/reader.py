@@ -85,11 +85,7 @@ class SealedFile(Mapping[str, SealedTensor]):
     edition: Edition | None = None  # of the set that lists the file, if an anchor was given. Not public
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        file_id: str | None = None,
-        mapped: bool = True,
-        entry: Pins | None = None,
+        self, path: str | os.PathLike[str], file_id: str | None = None, mapped: bool = True, entry: Pins | None = None
     ) -> None:
         self.path: Location = path if isinstance(path, Path) else locate(path)
         self._is_mapped = mapped

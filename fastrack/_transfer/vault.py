@@ -199,8 +199,7 @@ class Vault:
         array([0, 1, 2, 3])
         """
         require_name(name)
-        if self._require:
-            confidential.check(device_of(tensor), self._require)
+        confidential.check(device_of(tensor), self._require)
         key = self._open_key()
         dense, strides = arrays.in_memory_order(tensor) if arrays.framework_of(tensor) == "torch" else (tensor, None)
         dtype, shape = arrays.dtype_and_shape(dense)
@@ -267,8 +266,7 @@ class Vault:
         sealed, ring = self._find(ticket)
         strides = ticket._strides  # noqa: SLF001 - of this module
         place = ticket.device if device is None else canonical(device)
-        if self._require:
-            confidential.check(place, self._require)
+        confidential.check(place, self._require)
         # NumPy has no arrays on a GPU, and CuPy has none on "cpu".
         is_shared = place == ticket.device or ticket._framework == "torch"  # noqa: SLF001 - of this module
         framework = ticket._framework if is_shared else "numpy" if place == "cpu" else "cupy"  # noqa: SLF001

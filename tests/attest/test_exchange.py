@@ -92,7 +92,7 @@ def test_a_policy_may_have_keys_open_on_confidential_gpus_only_or_on_those_of_th
     grants = attest.issue_grants(verified, key, signer=owner, now=NOW)
     ring = pending.unlock(grants, owner=owner.verifier, now=NOW)
     chips = tuple(sorted(device.report.chip_id for device in verified.devices)) if word == "proved" else None
-    assert (ring.first._is_bound, confidential._process.keys) == (True, {key.id: chips})
+    assert (ring.first._bound, confidential._process.keys) == ((chips,), {key.id: chips})
     with pytest.raises(FormatError, match=r"'confidential' or 'proved' as gpu\.require"):
         attest.Policy.from_toml(policy(2) + "require = 'yes'\n")
 
