@@ -352,3 +352,33 @@ def payload(grants):
 def sign(members, signer):
     content = json.dumps(members, sort_keys=True, separators=(",", ":")).encode()
     return Grants.from_bytes(sign_envelope(content, PAYLOAD_TYPE, [signer]), owner=signer.verifier)
+
+
+def test_a_lease_for_certain_gpus_says_so_in_every_process_that_opens_it(lease):
+    """Version 4 has the members of a lease and those of a place; ciphertexts are bound to all."""
+    key, owner, machine = Key.generate(), Signer.generate(), Identity.generate()
+    chips = ("AB" * 10, "CD" * 10)
+    issue = {"signer": owner, "lease": timedelta(seconds=60), "require": "confidential"}
+    grants = Grants.issue(key, [machine.recipient], gpus=chips, **issue)
+    payload = json.loads(read_unverified_payload(grants.envelope))
+    assert (payload["version"], payload["seconds"], payload["gpus"]) == (4, 60, list(chips))
+    for member, value in {"gpus": None, "seconds": 61, "renew_after": 29}.items():
+        changed = json.dumps(payload | {member: value}, separators=(",", ":"), sort_keys=True).encode()
+        other = Grants.from_bytes(sign_envelope(changed, PAYLOAD_TYPE, [owner]), owner=owner.verifier)
+        with pytest.raises(fastrack.GrantError):
+            open_key(other, machine)
+    page = lease(open_key(grants, machine))
+    assert page.keys[0].is_restricted
+    code = (
+        "import sys\nfrom fastrack._devices import confidential\nfrom fastrack._keys.leases import open_page\n"
+        "key = open_page(sys.argv[1]).first\nprint(confidential._process.keys, key._bound)"
+    )
+    told = subprocess.run([sys.executable, "-c", code, page.source], check=True, stdout=subprocess.PIPE, text=True)
+    assert told.stdout.strip() == f"{ {key.id: chips} } {(chips,)}"
+
+
+def test_a_lease_for_all_confidential_gpus_names_none(lease):
+    key, owner, machine = Key.generate(), Signer.generate(), Identity.generate()
+    grants = Grants.issue(key, [machine.recipient], signer=owner, lease=timedelta(seconds=60), require="confidential")
+    assert lease(open_key(grants, machine)).keys[0]._bound == (None,)
+    assert lease(Key.generate()).keys[0]._bound is None
