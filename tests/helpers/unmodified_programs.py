@@ -163,10 +163,10 @@ def vllm(folder, adapter):
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
 
-    options = {"skip_tokenizer_init": True, "enforce_eager": True, "max_model_len": 64, "dtype": "bfloat16"}
-    llm = LLM(folder, enable_lora=True, max_lora_rank=8, enable_prefix_caching=False, **options)
+    options = {"skip_tokenizer_init": True, "enforce_eager": True, "max_model_len": 256, "dtype": "bfloat16"}
+    llm = LLM(folder, enable_lora=True, max_lora_rank=8, **options)
     asked = SamplingParams(temperature=0, max_tokens=8, detokenize=False)
-    prompt = {"prompt_token_ids": [1, 2, 3, 4]}
+    prompt = {"prompt_token_ids": list(range(7, 27))}
     requests = {"base": None, "adapter": LoRARequest("adapter", 1, adapter)}
     said = {name: llm.generate(prompt, asked, lora_request=each) for name, each in requests.items()}
     return {name: list(each[0].outputs[0].token_ids) for name, each in said.items()}
