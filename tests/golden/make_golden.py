@@ -18,7 +18,7 @@ import tarfile
 import tempfile
 from contextlib import chdir, closing, suppress
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import golden_contents as contents
@@ -112,6 +112,7 @@ def grants():
     first = Grants.issue(OWNER, [alice], signer=owner)
     first.save("alone.grants")
     first.add([carol], key=OWNER, signer=owner, passphrase=contents.PASSPHRASE).save("several.grants")
+    Grants.issue(OWNER, [alice], signer=owner, lease=timedelta(hours=1)).save("leased.grants")
     limits = {"files": [contents.FILE_ID], "lineage": contents.LINEAGE, "least_version": 3, "expires": FAR}
     Grants.issue(KEYS["owner128"], [alice, carol], signer=owner_65, **limits).save("limited.grants")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from golden_files import NOW, cli, key_id, load_keys, load_verifiers, opens, owner_key
+from golden_files import HERE, NOW, VERSIONS, cli, key_id, load_keys, load_verifiers, opens, owner_key
 from helpers.by_hand import grants as by_hand
 from helpers.by_hand import keys
 
@@ -71,7 +71,7 @@ def test_signers_and_verifiers_open(golden):
 # Grants.
 
 
-@opens("grants/*")
+@opens("grants/alone.grants", "grants/several.grants", "grants/limited.grants", "grants/passphrase")
 def test_grants_open_for_each_recipient(golden):
     verifiers = load_verifiers(golden)
     lines = [golden(f"pairs/{name}.signer.pub").read_text().rstrip() for name in ("owner", "owner-65")]
@@ -101,6 +101,32 @@ def test_grants_open_for_each_recipient(golden):
         for person in people.keys() - set(recipients):
             with pytest.raises(GrantError):
                 grants.unlock(people[person])
+
+
+def require_leased(path, golden):
+    """Read grants of a lease, which only a lease opens: its key comes out by the format."""
+    grants = Grants.load(path, owner=load_verifiers(golden))
+    assert (grants.seconds, grants.renew_after, grants.serial) == (3600, 1800, 1)
+    with pytest.raises(GrantError, match="lease_keys"):
+        grants.unlock(Identity.load(golden("pairs/alice")))
+    owner = golden("pairs/owner.signer.pub").read_text().rstrip()
+    payload = by_hand.read_grants(path.read_bytes(), [owner], version=2)
+    assert by_hand.unwrap(payload, golden("pairs/alice").read_bytes()) == contents.SECRETS["owner256"]
+
+
+LATER = [*VERSIONS[2:], pytest.param("written now", marks=pytest.mark.nightly)]
+
+
+@pytest.mark.parametrize("golden", LATER, indirect=True)
+@opens("grants/leased.grants")
+def test_grants_of_a_lease_open(golden):
+    require_leased(golden("grants/leased.grants"), golden)
+
+
+@pytest.mark.parametrize("golden", ["0.2"], indirect=True)
+@opens("pairs/alice")
+def test_grants_of_a_lease_that_were_written_after_0_2_open(golden):
+    require_leased(HERE / "since-0.2" / "leased.grants", golden)
 
 
 @opens("grants/limited.grants")

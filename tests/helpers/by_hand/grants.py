@@ -22,6 +22,7 @@ from helpers.by_hand.signed import open_grants_envelope
 TYPE = "application/vnd.fastrack.grants.v1+json"
 BOUND = ("bits", "expires", "files", "key", "least_version", "lineage", "version")
 MEMBERS = "version key bits files lineage least_version expires issued serial recipients"
+LEASE = ("renew_after", "seconds")
 COSTS = {"iterations": (3, 17), "lanes": (1, 17), "memory": (65536, (1 << 20) + 1)}
 SUITES = {
     "P-384": Suite(KEM.P384, KDF.HKDF_SHA384, AEAD.AES_256_GCM),
@@ -29,11 +30,18 @@ SUITES = {
 }
 
 
-def read_grants(content, owners):
-    """Return the payload of a grants file, after its signature was verified. `owners` are lines of public files."""
+def read_grants(content, owners, version=1):
+    """Return the payload of a grants file, after its signature was verified. `owners` are lines of public files.
+
+    Grants of version 2 are a lease.
+    """
     owners = [line.partition(" ")[0] for line in owners]
-    payload = members(open_grants_envelope(content, TYPE, owners), MEMBERS)
-    require(is_number(payload["version"]) and payload["version"] == 1, "version 1")
+    names = MEMBERS if version == 1 else f"{MEMBERS} {' '.join(LEASE)}"
+    payload = members(open_grants_envelope(content, TYPE, owners), names)
+    require(is_number(payload["version"]) and payload["version"] == version, f"version {version}")
+    if version == 2:
+        require(is_number(payload["seconds"], 2, 31_622_401), "seconds")
+        require(is_number(payload["renew_after"], 1, payload["seconds"]), "seconds until a renewal")
     require(is_hexadecimal(payload["key"], 32), "the id of a key")
     require(is_number(payload["bits"]) and payload["bits"] in {128, 256}, "a size")
     require(payload["files"] is None or isinstance(payload["files"], list), "files")
@@ -70,7 +78,7 @@ def _check_recipient(entry):
 
 def unwrap(grants, secret_file=None, passphrase=None):
     """Return the bytes of the granted key."""
-    info = b"fastrack/grant@1\0" + canonical({name: grants[name] for name in BOUND})
+    info = b"fastrack/grant@1\0" + canonical({name: grants[name] for name in BOUND + LEASE * (grants["version"] == 2)})
     is_bounded = any(entry["algorithm"] == "MLKEM768_X25519" for entry in grants["recipients"])
     require(len(info) <= 65535 or not is_bounded, "constraints of 65,535 bytes at most")
     if passphrase is None:
