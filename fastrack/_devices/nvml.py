@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -29,15 +29,11 @@ class Confidential:
 
 def read_confidential() -> Confidential:
     """Query the driver for confidential mode only. Nothing is known without pynvml, which CUDA does not need."""
-    try:
+    with suppress(ImportError):
         nvml = import_module("pynvml")
-    except ImportError:
-        return Confidential()
-    try:
-        with open_queries(nvml) as queries:
+        with suppress(nvml.NVMLError), open_queries(nvml) as queries:
             return confidential_mode(queries)
-    except nvml.NVMLError:
-        return Confidential()
+    return Confidential()
 
 
 def absence() -> str | None:
