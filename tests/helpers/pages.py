@@ -19,6 +19,7 @@ from typing import NamedTuple
 _BLOCK = re.compile(
     r"(?:^<!-- not run: ([^\n]*) -->\n)?^```(\w+)\n(.*?)^```$(?:\n+```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL
 )
+_RUN = {"python", "sh", "diff"}
 # Moments, ids, times and speeds with their units, which no two runs have in common.
 _VARIES = re.compile(r"\b\d{4}-\d\d-\d\dT[\d:+.]+|\b[0-9a-f]{8,}\b|\b\d[\d.,]* ?(?:[mµ]?s|min|[kMG]i?B/s)\b")
 
@@ -31,9 +32,21 @@ class Block(NamedTuple):
 
 
 def blocks_of(page: str) -> list[Block]:
-    """Return the blocks of Python and of shell commands; what they print is the `text` that follows at once."""
+    """Return the blocks of Python and of shell commands; what they print is the `text` that follows at once.
+
+    A `diff` is a block of Python, as it is after the change.
+    """
     found = (Block(language, text, printed, reason or None) for reason, language, text, printed in _find(page))
-    return [block for block in found if block.language in {"python", "sh"}]
+    return [
+        block._replace(language="python", text=side_of(block.text, "+")) if block.language == "diff" else block
+        for block in found
+        if block.language in _RUN
+    ]
+
+
+def side_of(diff: str, sign: str) -> str:
+    """Return a program before (`-`) or after (`+`) the change that a `diff` shows."""
+    return "".join(f"{line[1:]}\n" for line in diff.splitlines() if line[:1] in {sign, " ", ""})
 
 
 def _find(page):
@@ -42,7 +55,7 @@ def _find(page):
         reason, language, text, printed = match.groups()
         yield reason, language, text, printed if language != "text" else None
         # Behind a block of another language the `text` may be one by itself.
-        place = match.end() if language in {"python", "sh"} else match.end(3) + len("```")
+        place = match.end() if language in _RUN else match.end(3) + len("```")
 
 
 def lines_of(text: str) -> list[str]:

@@ -262,6 +262,14 @@ def test_the_figures_in_the_readme_are_those_of_the_documentation():
     assert set(quoted) <= set(read("docs/_figures.md").splitlines())
 
 
+@pytest.mark.repository
+def test_the_epochs_in_the_readme_are_those_of_the_same_run():
+    (run,) = find(r"from (\S+)\. -->$", "docs/_figures.md")
+    promised = json.loads(read(f"bench/results/{run}.json"))["promised"]
+    measured = {f"{row['value']:.2f}" for row in promised if "epoch" in row["name"]}
+    assert set(find(r"\b(\d+\.\d+) times", "README.md")) == measured
+
+
 # Links.
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers import pages
-from helpers.pages import blocks_of, lines_of
+from helpers.pages import blocks_of, lines_of, side_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -28,7 +28,7 @@ WITHOUT_TORCH = [
 ]
 
 NOT_RUN = {
-    "README.md": {"installs packages": 1, "takes minutes": 1},
+    "README.md": {"installs packages": 1},
     "CONTRIBUTING.md": {"takes minutes": 1},
     "docs/attestation-setup.md": {
         "needs a confidential machine": 5,
@@ -123,6 +123,18 @@ def test_the_blocks_of_a_page_run_without_torch(name, tmp_path):
     assert differing(run_page(name, tmp_path, with_torch=False)) == []
 
 
+def test_the_loop_that_a_diff_changes_prints_the_same_before_the_change(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("torch")
+    pandas = pytest.importorskip("pandas")
+    page = PAGES["README.md"]
+    ((diff, printed),) = re.findall(r"(?ms)^```diff\n(.*?)^```\n\n```text\n(.*?)^```", page)
+    (table,) = re.findall(r"(?ms)^cat > flowers.csv <<END\n(.*?)^END$", page)
+    monkeypatch.chdir(tmp_path)
+    Path("flowers.csv").write_text(table)
+    exec(side_of(diff, "-"), {"pandas": pandas})
+    assert lines_of(capsys.readouterr().out) == lines_of(printed)
+
+
 def test_what_is_not_run_is_listed_here_with_its_reasons():
     reasons = {
         name: dict(Counter(each.reason for each in blocks_of(page) if each.reason)) for name, page in PAGES.items()
@@ -131,7 +143,7 @@ def test_what_is_not_run_is_listed_here_with_its_reasons():
 
 
 def test_blocks_are_of_the_languages_that_are_run_and_have_no_prompts():
-    known = {"python", "sh", "text", "toml", "ini", "dockerfile", "json", "rego"}
+    known = {"python", "sh", "text", "toml", "ini", "dockerfile", "json", "rego", "diff"}
     for name, page in PAGES.items():
         assert set(re.findall(r"^ *```(\w+)$", page, re.MULTILINE)) <= known, name
         assert [line for each in blocks_of(page) for line in each.text.splitlines() if line.startswith("$ ")] == [], (

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.pages import blocks_of
 
 import fastrack
 
@@ -82,7 +83,7 @@ def sealed(tensor: fastrack.SealedTensor, data: fastrack.SealedDataset) -> None:
 @pytest.fixture(scope="module", params=["pyright", pytest.param("mypy", marks=pytest.mark.nightly)])
 def errors(request, tmp_path_factory):
     """Errors by file, of one run, as most of its time goes into torch's types."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    blocks = [block.text for block in blocks_of((ROOT / "README.md").read_text()) if block.language == "python"]
     assert len(blocks) > 2
     folder = tmp_path_factory.mktemp("types")
     (folder / "readme.py").write_text("".join(blocks) + MORE)
