@@ -60,7 +60,6 @@ NOT_RUN = {
         "waits for an owner": 1,
     },
     "docs/protect.md": {"needs Accelerate": 1, "needs transformers": 1},
-    "docs/quickstart.md": {"installs packages": 1},
     "docs/remote.md": {"needs a server": 2},
     "docs/serving.md": {
         "needs vLLM": 3,
