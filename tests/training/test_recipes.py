@@ -1,12 +1,12 @@
 """The recipes of docs/data.md for torchvision and timm, where these are installed."""
 
 import io
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers.pages import blocks_of
 from torch.utils.data import DataLoader
 
 import fastrack
@@ -24,8 +24,8 @@ pytestmark = [
 def test_a_recipe_trains_on_augmented_samples(tmp_path, key, package):
     pytest.importorskip(package, exc_type=(ImportError, RuntimeError))  # RuntimeError: built for another torch
     image = pytest.importorskip("PIL.Image")
-    blocks = re.findall(r"^```text\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    (recipe,) = [block for block in blocks if block.startswith((f"from {package}", f"import {package}"))]
+    blocks = blocks_of(PAGE.read_text(encoding="utf-8"))
+    (recipe,) = [text for _, text, *_ in blocks if text.startswith((f"from {package}", f"import {package}"))]
     space = {"torch": torch, "io": io, "Image": image}
     exec(recipe, space)
 
