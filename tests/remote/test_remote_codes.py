@@ -20,7 +20,7 @@ import fastrack
 from fastrack._remote import codes, filesystem, http
 from fastrack._util.locations import Url
 
-PAGE = Path(__file__).parents[2] / "docs" / "remote.md"
+PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 XML = "<?xml version='1.0' encoding='UTF-8'?><Error><Code>{}</Code><Message>{}</Message></Error>"
 JSON = '{{"error": {{"errors": [{{"domain": "global", "reason": "{}", "message": "{}"}}], "code": 1}}}}'
 
@@ -57,7 +57,7 @@ def failure(served, url, fault):
 
 def rows():
     """Return codes, text and class of each row of the table in the documentation."""
-    lines = PAGE.read_text(encoding="utf-8").partition("## What is said for which code")[2].partition("\n## ")[0]
+    lines = PAGE.read_text(encoding="utf-8").partition("### What is said for which code")[2].partition("\n## ")[0]
     cells = [line.strip("| ").split(" | ") for line in lines.splitlines() if line.startswith("| ")]
     return [
         (re.findall(r"`(\w+)`", told), re.findall(r"\b\d{3}\b", told), said, name.strip("`"))
