@@ -60,7 +60,7 @@ NOT_RUN = {
         "waits for an owner": 1,
     },
     "docs/protect.md": {"needs Accelerate": 1, "needs transformers": 1},
-    "docs/remote.md": {"needs a server": 2},
+    "docs/remote.md": {"needs a server": 1},
     "docs/serving.md": {
         "needs vLLM": 3,
         "serves until it is asked to end": 1,
