@@ -70,7 +70,7 @@ HELD = {
     "it is so by design, and a test of the feature says it": {
         "docs/attestation-setup.md": ["## Not supported: Azure's paravisor"],
         "docs/gpu.md": ["A transfer attests nothing by itself"],
-        "docs/models.md": ["DeepSpeed ZeRO-3 | is not supported"],
+        "docs/models.md": ["DeepSpeed ZeRO-3 is not supported"],
         "docs/remote.md": ["`anchor=` takes local files only"],
         "docs/threat-model.md": ["Sealing and transfers attest nothing"],
     },

@@ -30,6 +30,7 @@ WITHOUT_TORCH = [
 NOT_RUN = {
     "README.md": {"installs packages": 1},
     "CONTRIBUTING.md": {"takes minutes": 1},
+    "docs/api.md": {"needs Ray": 1},
     "docs/attestation-setup.md": {
         "needs a confidential machine": 5,
         "needs sev-snp-measure and a firmware": 1,
@@ -69,7 +70,7 @@ NOT_RUN = {
         "needs transformers": 1,
     },
     "docs/tour.md": {"serves until it is asked to end": 1, "needs a confidential machine": 1, "needs NVFlare": 1},
-    "docs/training.md": {"needs Ray": 1, "needs Lightning": 1},
+    "docs/training.md": {"needs Lightning": 1},
 }
 
 pytestmark = pytest.mark.skipif(not (ROOT / "docs").exists(), reason="the tests run without the documentation")
