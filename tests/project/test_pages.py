@@ -47,7 +47,7 @@ NOT_RUN = {
     "docs/gpu.md": {"installs packages": 1, "needs a GPU": 7, "needs results of a GPU": 1, "asks the package index": 1},
     "docs/keys.md": {
         "needs a terminal": 1,
-        "needs a vault": 2,
+        "needs a vault": 1,
         "needs a KBS, a guest of Confidential Containers and its hub": 1,
     },
     "docs/leases.md": {"serves until it is asked to end": 1},
