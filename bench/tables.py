@@ -1,15 +1,17 @@
-"""Write the tables of the documentation from the committed results: ``python -m bench.tables``.
+"""Write the tables of the documentation from committed results and the model of tolls: ``python -m bench.tables``.
 
 Each table is a file `docs/_NAME.md`, which pages include. After a new run put its JSON into `bench/results/`, change
 the file's name in `TABLES`, and run this again.
 """
 
 import json
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from statistics import median
 
 from fastrack._util.shown import format_size
+from fastrack_bench import crossings, toll
 from fastrack_bench.prediction.profiles import parse_profile
 from fastrack_bench.prediction.validation import CLASSES, REFUSED, leave_out, leave_out_rows, reach_past
 
@@ -164,6 +166,21 @@ def plan(*documents):
                     yield [machine, of, *counts, _errors(each.error), noise, _errors(each.baseline), covered]
 
 
+def calls(rows=crossings.call_tolls, unit="µs", digits=0):
+    """Return the copies of each call in confidential mode by each way, and its modelled time over each bridge."""
+    bridges = [f"{name}, {unit}" for name in toll.load_data()["bridges"]]
+    yield ["", "by", "copies in + out / launches and fills", *bridges]
+    made = {}
+    for row in rows():
+        made.setdefault((row.call, row.way), []).append(row)
+    for (call, way), (row, *more) in made.items():
+        if way != crossings.BEFORE:  # of a version before
+            counts = row.counts
+            copies = f"{counts.uploads} + {counts.downloads} / {counts.launches + counts.fills}"
+            times = [f"{each.seconds * (1e6 if unit == 'µs' else 1e3):.{digits}f}" for each in (row, *more)]
+            yield [call, way.removesuffix(" after"), copies, *times]
+
+
 PLANNED = {
     "Zen 4": "2026-11-28-plan-cpu-epyc-zen4-2cores",
     "Zen 5, `bench`": "2026-11-21-bench-cpu-epyc-zen5-2cores",
@@ -181,6 +198,8 @@ TABLES = {
     "workloads": (workloads, "2026-11-28-workloads-cpu-epyc-zen4-2cores"),
     "visits": (visits, "2026-11-28-visits-cpu-epyc-2cores"),
     "soaked": (soaked, "2026-11-22-soak-cpu-xeon-2cores"),
+    "calls": (calls,),
+    "kv": (partial(calls, crossings.kv_tolls, "ms", 1),),
 }
 
 
@@ -188,7 +207,8 @@ def write(name):
     """Return the text of a table."""
     table, *files = TABLES[name]
     documents = [json.loads((ROOT / f"bench/results/{file}.json").read_text(encoding="utf-8")) for file in files]
-    return f"<!-- Made by `python -m bench.tables` from {', '.join(files)}. -->\n\n{markdown(table(*documents))}"
+    source = ", ".join(files) or "the model of `fastrack bench --toll`"
+    return f"<!-- Made by `python -m bench.tables` from {source}. -->\n\n{markdown(table(*documents))}"
 
 
 def markdown(rows):

@@ -164,15 +164,6 @@ def test_kv_blocks_cost_their_copies_their_launches_and_their_bytes():
     assert kept.seconds == pytest.approx(8 * 6e-6 + 9 * 15.7e-6 + (kept.counts.up + sealed) / 9.5e9)
 
 
-def test_the_page_of_costs_has_what_the_model_says_of_kv_blocks():
-    times = {}
-    for row in crossings.kv_tolls():
-        times.setdefault((row.call, row.way, row.counts), []).append(f"{1e3 * row.seconds:.1f}")
-    for (call, way, counts), each in times.items():
-        told = f"{counts.uploads} + {counts.downloads} / {counts.launches + counts.fills}"
-        assert f"| {' | '.join([call, way, told, *each])} |" in page("costs.md"), (call, way)
-
-
 def test_a_price_without_bytes_is_what_the_direct_way_must_save():
     """Bounce decrypts as much in that time as direct pays for its copies and launches."""
     for bridge in toll.load_data()["bridges"]:
@@ -198,17 +189,6 @@ def page(name):
     if not path.exists():
         pytest.skip("the tests run without the documentation")
     return path.read_text(encoding="utf-8")
-
-
-def test_the_page_of_costs_has_what_the_model_says_of_each_call():
-    ways, times = {}, {}
-    for row in crossings.call_tolls():
-        uploads, downloads, launches, fills, *_ = row.counts
-        ways.setdefault(row.call, {})[row.way] = f"{uploads} + {downloads} / {launches + fills}"
-        times.setdefault(row.call, {}).setdefault(row.bridge, []).append(f"{1e6 * row.seconds:.0f}")
-    for call, of_bridges in times.items():
-        counts = [ways[call][way] for way in (crossings.STOCK, crossings.BEFORE, crossings.AFTER)]
-        assert f"| {' | '.join([call, *counts, *map(' / '.join, of_bridges.values())])} |" in page("costs.md"), call
 
 
 def test_the_page_of_contexts_has_what_the_model_says_of_loads():
