@@ -10,6 +10,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 LEFT_OUT = {"404.html", "genindex.html", "py-modindex.html", "search.html"}
+REDIRECTS = 'http-equiv="refresh"'  # is in pages that only lead to others
 # The host shows it in the place of a page of any folder, so it has no relative links.
 MISSING = """<!doctype html>
 <html lang="en">
@@ -28,7 +29,8 @@ MISSING = """<!doctype html>
 
 def main(folder: Path, url: str) -> None:
     """Write sitemap.xml and 404.html."""
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.html"))
+    found = [path for path in folder.rglob("*.html") if REDIRECTS not in path.read_text(encoding="utf-8")]
+    names = sorted(path.relative_to(folder).as_posix() for path in found)
     pages = [name for name in names if name not in LEFT_OUT and not name.startswith("_")]
     (folder / "sitemap.xml").write_text(sitemap(url, pages), encoding="utf-8")
     (folder / "404.html").write_text(MISSING.format(url=url), encoding="utf-8")

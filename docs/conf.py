@@ -34,6 +34,17 @@ html_show_sourcelink = False
 html_copy_source = False
 html_show_copyright = False
 
+# Addresses that pages had, and the pages that have taken them over, whose headings are named as before.
+MOVED = {"costs": "benchmarks", "plan": "benchmarks", "preemption": "distributed"}
+REDIRECT = """<!doctype html>
+<meta charset="utf-8">
+<meta name="robots" content="noindex">
+<meta http-equiv="refresh" content="1; url={page}.html">
+<title>Moved</title>
+<script>location.replace("{page}.html" + location.hash)</script>
+<p>This page is part of <a href="{page}.html">another</a> now.</p>
+"""
+
 
 # The page that takes a sealed file apart uses the reader in JavaScript as it is.
 READER = Path(__file__).parent.parent / "tests" / "javascript"
@@ -46,5 +57,12 @@ def copy_reader(app: Sphinx, error: Exception | None) -> None:
             shutil.copy(READER / module, Path(app.outdir, "_static", "sealed-file", module))
 
 
+def redirect(app: Sphinx, error: Exception | None) -> None:
+    if error is None and app.builder.format == "html":
+        for old, page in MOVED.items():
+            Path(app.outdir, f"{old}.html").write_text(REDIRECT.format(page=page), encoding="utf-8")
+
+
 def setup(app: Sphinx) -> None:
     app.connect("build-finished", copy_reader)
+    app.connect("build-finished", redirect)

@@ -310,6 +310,23 @@ def test_every_page_is_in_the_contents():
     assert sorted(listed) == sorted(pages - {"index"})
 
 
+# Pages of version 0.2, whose addresses are in messages, on other sites and in old releases.
+PUBLISHED = re.findall(
+    r"\S+",
+    "api attacks attestation attestation-setup benchmarks changelog cli collectives costs data distributed format "
+    "glossary gpu how-it-works index keys manifests models offload plan preemption protect quickstart remote serving "
+    "threat-model tour tour-holders training",
+)
+
+
+@pytest.mark.repository
+def test_an_address_that_a_page_had_leads_somewhere():
+    moved = dict(re.findall(r'"([\w-]+)": "([\w-]+)"', find(r"^MOVED = {(.*)}$", "docs/conf.py")[0]))
+    pages = {path.stem for path in DOCS.glob("[!_]*.md")}
+    assert [name for name in PUBLISHED if name not in pages | moved.keys()] == []
+    assert [old for old, page in moved.items() if old in pages or page not in pages] == []
+
+
 @pytest.mark.repository
 def test_the_page_on_architecture_names_every_package_and_no_file_that_is_not_there():
     page, package = read("docs/dev/architecture.md"), ROOT / "fastrack"

@@ -31,7 +31,8 @@ def commands():
     """Return each command that is printed, with the name of its page."""
     for path in PAGES:
         text = path.read_text(encoding="utf-8")
-        lines = [line for block in BLOCK.findall(text) for line in block.splitlines()] + INLINE.findall(text)
+        lines = [line for block in BLOCK.findall(text) for line in block.replace("\\\n", "").splitlines()]
+        lines += INLINE.findall(text)
         lines += re.findall(r"^    ((?:python|torchrun) .*)", text, re.MULTILINE)
         for line in lines:
             match = COMMAND.fullmatch(" ".join(line.split()))
