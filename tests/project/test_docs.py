@@ -327,6 +327,18 @@ def test_an_address_that_a_page_had_leads_somewhere():
     assert [old for old, page in moved.items() if old in pages or page not in pages] == []
 
 
+# What is looked up, or read by auditors, whole. README.md and all other pages of docs are guides.
+NOT_GUIDES = {"api", "attacks", "changelog", "cli", "format", "glossary", "threat-model", "tour-reference"}
+MOST_WORDS = 34344
+
+
+@pytest.mark.repository
+def test_the_guides_have_no_more_words_than_a_reader_needs():
+    guides = [ROOT / "README.md", *(path for path in DOCS.glob("[!_]*.md") if path.stem not in NOT_GUIDES)]
+    words = {path.name: len(path.read_text(encoding="utf-8").split()) for path in guides}
+    assert sum(words.values()) <= MOST_WORDS, dict(sorted(words.items(), key=lambda each: each[1]))
+
+
 @pytest.mark.repository
 def test_the_page_on_architecture_names_every_package_and_no_file_that_is_not_there():
     page, package = read("docs/dev/architecture.md"), ROOT / "fastrack"
