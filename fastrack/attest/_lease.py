@@ -49,6 +49,7 @@ class Lease(KeyRing):
 
     Examples
     --------
+    >>> import fastrack
     >>> from fastrack import attest
     >>> issubclass(attest.Lease, fastrack.KeyRing)
     True

@@ -115,7 +115,7 @@ def count(log, keys):
 
 
 class Log:
-    """What one process did: its last success and its first failure after it, in a file of its own."""
+    """A file for one process: when it opened something last, and what went wrong after that."""
 
     def __init__(self, folder, name):
         self.path = folder / f"{name} {os.getpid()}.log"

@@ -38,6 +38,7 @@ OWN = {
     "_samples/arrow_types.py": "it was opened with a key",
     "_samples/json_lines.py": "samples that their owner imports, line by line",
     "_samples/shard_index.py:write": "an index of one's own",
+    "_keys/leases.py:read_keys": "a page of one's own, to which only the process that made it can write",
     "_samples/table_files.py": "samples that their owner imports",
     "_sets/anchor.py": "an anchor of one's own",
     "_sets/entries.py": "a description that this process has written",

@@ -110,6 +110,10 @@ class LinkKey:
             row.fill(0)
             key.wipe()
 
+    def reset_after_fork(self) -> None:
+        """Wipe the key in a forked child."""
+        self.wipe()
+
     def seal(self, plain: Bytes, sealed: Bytes) -> int:
         """Seal chunks for the device, and return the number of the first one."""
         count = max(1, -(-plain.size // CHUNK_SIZE))
@@ -144,8 +148,6 @@ class LinkKey:
         schedule, self._schedule = self._schedule, None
         if schedule is not None:
             schedule.wipe()
-
-    reset_after_fork = wipe
 
     def wipe_device(self, commands: Commands, stream: Any) -> None:
         """Wipe the expanded key on the device."""
@@ -195,8 +197,7 @@ class Link:
         with self._lock:
             if self._keys and not self._pipeline.forked:
                 self._used = -_LONGEST_PAUSE - 1
-                self.key_for(self)
-                self.release(self)
+                self.key_for(self).users.discard(self)
 
     def wipe(self, commands: Commands, stream: Any) -> None:
         """Wipe all keys on the host, and record how to wipe them on the device."""
