@@ -367,6 +367,14 @@ def test_a_broker_needs_tls(cli, folder, options, told):
     assert not (folder / "broker.db").exists()
 
 
+@pytest.mark.parametrize("lease", ["1s", "0s", "8d", "soon"])
+def test_a_lease_of_another_length_is_refused_by_its_option(cli, folder, lease):
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
+    assert "--lease" in cli.error(f"broker serve {SERVE} --insecure-loopback --lease {lease}", status=2)
+    assert not (folder / "broker.db").exists()
+
+
 @pytest.mark.slow
 def test_a_broker_is_served_and_its_log_is_shown(cli):
     pytest.importorskip("starlette")

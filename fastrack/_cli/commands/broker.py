@@ -75,13 +75,16 @@ def serve(
     given = load_collateral(collateral)
     if isinstance(given, Path):
         check_folder(given)
+    period = None if lease is None else parse_period(lease, "--lease")
+    if period is not None and period.total_seconds() < 2:
+        raise typer.BadParameter(f"expected two seconds or more, got {lease!r}", param_hint="--lease")
     settings = Settings(
         Policy.from_toml(policy),
         challenge_lifetime=parse_period(challenge_lifetime, "--challenge-lifetime"),
         grant_lifetime=parse_period(grant_lifetime, "--grant-lifetime"),
         files=tuple(file_id) if file_id else None,
         collateral=given,
-        lease=None if lease is None else parse_period(lease, "--lease"),
+        lease=period,
     )
     ring, owner = open_ring(key), load_signer(signer)
     broker = Broker(settings, ring, owner, Ledger(database))
