@@ -118,7 +118,7 @@ class Lease(KeyRing):
         assert page is not None
         granted: list[tuple[Grants, Key]] = []
         try:
-            granted = self._exchange(page.left)
+            granted = self._exchange(page.left / 2)  # so that an answer that never comes leaves time for another try
             terms = _terms([grants for grants, _ in granted])
             self._check(page, terms, {_scope(grants) for grants, _ in granted})
             page.prolong(began.after(terms.seconds or 0))
