@@ -27,6 +27,7 @@ Exchange = Callable[[float], list[tuple[Grants, Key]]]
 
 _LOST = 2.0, 0.01  # what two clocks may differ by: whole seconds and a correction, and a share of the time
 _NAP = 5.0  # seconds at most between two looks at the clock, which a wait does not see stepped or suspended
+_PATIENCE = 5.0  # seconds at least for an answer, of those that are left
 _PAUSE = 60.0  # seconds at most between two attempts that failed
 
 
@@ -118,7 +119,8 @@ class Lease(KeyRing):
         assert page is not None
         granted: list[tuple[Grants, Key]] = []
         try:
-            granted = self._exchange(page.left / 2)  # so that an answer that never comes leaves time for another try
+            # So that an answer that never comes leaves time for another try.
+            granted = self._exchange(min(page.left, max(_PATIENCE, page.left / 2)))
             terms = _terms([grants for grants, _ in granted])
             self._check(page, terms, {_scope(grants) for grants, _ in granted})
             page.prolong(began.after(terms.seconds or 0))

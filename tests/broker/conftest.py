@@ -72,6 +72,7 @@ class Server:
             "head_seconds": 10,
             "request_seconds": 120,
             "lease": None,
+            "rest": None,
             **limits,
             "port": find_port(),
             "database": str(database or folder / "broker.db"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import fastrack
 from fastrack import attest
-from fastrack._service import limits, server
+from fastrack._service import handlers, limits, server
 from fastrack.attest._broker import ledger, service
 from fastrack.attest._broker.app import make_app
 from fastrack.grants import Signer
@@ -29,6 +29,8 @@ def main(path):
     app = make_app(broker, limit=limit, body_seconds=given["body_seconds"])
     certificate, private_key = folder / "tls.pem", folder / "tls.key"
     options = {"certificate": certificate, "private_key": private_key, "head_seconds": given["head_seconds"]}
+    if given["rest"] is not None:
+        handlers._REST = given["rest"]
     server._REQUEST_SECONDS = given["request_seconds"]
     server.serve(app, host="127.0.0.1", port=given["port"], **options)
 
