@@ -83,7 +83,7 @@ _PLACES = {  # of the commands that no file of their name in `commands` has
     "run": "serving.run:run",
     "attest": "attest.app:app",
     "broker": "commands.broker:app",
-    "qualify": "qualify.command:qualify",
+    "qualify": "qualify:qualify",
     "tour": "tours.app:app",
 }
 

@@ -12,6 +12,7 @@ from fastrack.errors import FastrackError
 COMMANDS = {  # each with the options that it has only there; none: the whole command
     "bench": "--collectives --ranks --toll --workloads --compute --visits --bucket-cap-mb",
     "plan": "",
+    "qualify": "",
 }
 _NAME = "fastrack-bench"
 _GROUP = "fastrack.commands"

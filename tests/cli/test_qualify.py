@@ -18,10 +18,11 @@ from helpers.foundry.machine import Machine, policy
 from safetensors.numpy import save_file
 
 import fastrack
-from fastrack._cli.qualify import record, rows
-from fastrack._cli.qualify.stage import private_folder
+import fastrack_bench
 from fastrack._keys.signing import sign_envelope
 from fastrack.grants import Signer
+from fastrack_bench.qualification import record, rows
+from fastrack_bench.qualification.stage import private_folder
 
 pytest.importorskip("uvicorn")
 
@@ -179,7 +180,7 @@ FAULTS = {
     "configuration altered": ("_sets/entries.py", "if sha256_of(content) != self.sha256:", NEVER),
     "older than the anchor": ("_sets/anchor.py", "elif gap < 0:", "elif False:"),
     "a key that others may use": ("_keys/keys.py", 'if os.name == "posix" and is_shared and', "if False and"),
-    "an expired grant": ("_keys/grants.py", "if self.expires is not None and now >= self.expires:", NEVER),
+    "an expired grant": ("_keys/grants.py", "if grants.expires is not None and now >= grants.expires:", NEVER),
     "files a server would miss": ("_models/mounts.py", "        for name in opened:\n", "        for name in ():\n"),
     "a full file system": ("_util/new_folder.py", "        except BaseException:\n", "        except TypeError:\n"),
     "an offer replayed": ("attest/_broker/ledger.py", "elif row[1] is not None:", "elif False:"),
@@ -195,7 +196,7 @@ BY_DAY = {"two shards swapped", "an offer replayed"}
 CHOSEN = """
 import sys
 from fastrack._cli import main
-from fastrack._cli.qualify import rows
+from fastrack_bench.qualification import rows
 
 rows.ROWS = tuple(row for row in rows.ROWS if row[0] in ("genuine load", "under the anchor", sys.argv[1]))
 sys.argv[1:2] = []
@@ -229,7 +230,8 @@ def test_a_check_that_is_taken_out_fails_its_row(model, tmp_path, name):
 
 @pytest.mark.nightly
 def test_without_the_right_to_a_mount_files_that_cannot_grow_stand_for_a_full_one(model, tmp_path):
-    path = copy_tree(PACKAGE, tmp_path / "copy/fastrack") / "_cli/qualify/child.py"
+    copy = copy_tree(Path(fastrack_bench.__file__).parent, tmp_path / "copy/fastrack_bench")
+    path = copy / "qualification/child.py"
     path.write_text(path.read_text().replace("    except OSError:\n", "    finally:\n"))
     words = [sys.executable, "-P", "-c", CHOSEN, "a full file system", *model.split(), "--json"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "copy")}

@@ -11,7 +11,6 @@ _TOLD_THE_TIME = (
     "attest.exchange",
     "attest.fetch",
     "attest.policy",
-    "qualify.machine",
     "tours.plan",
     "tours.desks",
     "tours.run",
@@ -24,3 +23,4 @@ def replace(patch, collect, clock=lambda: NOW):
     patch.setattr(_verify_offer, "VENDOR_ROOTS", roots())
     for name in _TOLD_THE_TIME:
         patch.setattr(import_module(f"fastrack._cli.{name}"), "read_clock", clock)
+    patch.setattr(import_module("fastrack_bench.qualification.machine"), "read_clock", clock)

@@ -220,7 +220,7 @@ def test_the_command_line_page_has_the_commands_and_their_options_and_no_others(
 
 @pytest.mark.repository
 def test_the_page_on_qualification_has_its_rows():
-    from fastrack._cli.qualify.rows import ROWS
+    from fastrack_bench.qualification.rows import ROWS
 
     rows = [f"{number} | {name}" for number, (name, _) in enumerate(ROWS, 1)]
     assert find(r"^\| (\d+ \| .*?) \|", "docs/qualification.md") == rows

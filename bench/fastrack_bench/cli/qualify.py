@@ -13,21 +13,24 @@ import typer
 from fastrack._cli.commands.grant import Sign, load_signer
 from fastrack._cli.console import reporter, tell
 from fastrack._cli.documents import check_document, write_document
-from fastrack._cli.errors import refuse_options
+from fastrack._cli.errors import handle_errors, refuse_options
 from fastrack._cli.files import open_ring
 from fastrack._cli.options import AnchorFile, Json, KeyFiles
-from fastrack._cli.qualify.record import FAILED, STATES, Qualification, load_record
-from fastrack._cli.qualify.rows import run
-from fastrack._cli.qualify.stage import Stage, private_folder
 from fastrack._sets.folder import load_folder
 from fastrack._version import __version__
 from fastrack.attest import Policy
 from fastrack.attest._policy import read_policy_text
 from fastrack.grants import Verifier
+from fastrack_bench.qualification.record import FAILED, STATES, Qualification, load_record
+from fastrack_bench.qualification.rows import run
+from fastrack_bench.qualification.stage import Stage, private_folder
 
+app = typer.Typer(add_completion=False)
 _WIDTH, _INDENT = 80, 42  # columns of a line, and those before what a row saw
 
 
+@app.command()
+@handle_errors
 def qualify(
     folder: Annotated[Path | None, typer.Argument(metavar="FOLDER", help="The sealed folder to serve.")] = None,
     *,

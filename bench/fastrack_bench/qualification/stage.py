@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from fastrack._cli.qualify.record import FAILED, NOT_ASKED, NOT_HERE, PASSED
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sets.anchor import Anchor
 from fastrack._sets.entries import PlainEntry
@@ -24,6 +23,7 @@ from fastrack._util.regular_file import open_regular
 from fastrack._util.rights import require_own
 from fastrack.attest import Policy
 from fastrack.errors import KeyPermissionError
+from fastrack_bench.qualification.record import FAILED, NOT_ASKED, NOT_HERE, PASSED
 
 _MARK = ".fastrack-qualify"  # in a private folder, which is locked while its process lives
 _CLONE = 0x40049409  # FICLONE of linux/fs.h: a copy that shares its blocks, where the file system can

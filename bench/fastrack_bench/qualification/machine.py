@@ -22,9 +22,6 @@ from typing import Any
 from fastrack import attest
 from fastrack._cli.machine import ROOT, CpuTee, read_tee
 from fastrack._cli.proofs import lacking_states, read_proofs
-from fastrack._cli.qualify import child
-from fastrack._cli.qualify.record import FAILED, PASSED, READ, STAND_IN
-from fastrack._cli.qualify.stage import Outcome, Stage, expect, not_asked, not_here
 from fastrack._devices.graphics import Gpu, Graphics, read_graphics
 from fastrack._devices.nvml import Confidential
 from fastrack._keys.keys import Key
@@ -38,6 +35,9 @@ from fastrack.attest._kinds import VerifiedCpu, kind_of_verified
 from fastrack.attest._offer import CHALLENGE_LIMIT, read_clock
 from fastrack.errors import AttestationError, DeviceError, FastrackError
 from fastrack.grants import Signer
+from fastrack_bench.qualification import child
+from fastrack_bench.qualification.record import FAILED, PASSED, READ, STAND_IN
+from fastrack_bench.qualification.stage import Outcome, Stage, expect, not_asked, not_here
 
 _START, _LIMIT, _SLACK = 60.0, 2.0, 3.0  # seconds for the broker to start, for an exchange, and over that
 _MEMORY, _BLOCK, _SEARCHED = 1 << 30, 16 << 20, 64 << 20  # bytes of the parent that are searched, in blocks; of a file
@@ -89,11 +89,13 @@ def _lines(log: Path) -> list[bytes]:
 
 
 def ask_without_proof(stage: Stage) -> Outcome:
+    """Ask a broker for keys with evidence that it cannot accept."""
     broker = _Broker.of(stage)
     return expect(AttestationError, "got 403", lambda: broker.fetch(_made_up_evidence))
 
 
 def replay_offer(stage: Stage) -> Outcome:
+    """Send one offer twice."""
     service, end = Service(_Broker.of(stage).url, "the broker", "qualifying"), time.monotonic() + _START
     _, challenge = service.post("/v1/challenges", b"", limit=CHALLENGE_LIMIT, end=end)
     offer = attest.make_offer(Challenge.from_bytes(challenge), _made_up_evidence).to_bytes()
@@ -124,6 +126,7 @@ def disturb_broker(kind: type[Exception], about: str, number: signal.Signals) ->
 
 
 def ask_nobody(stage: Stage) -> Outcome:
+    """Ask a broker that was killed."""
     broker = _Broker.of(stage)
     broker.process.kill()
     broker.process.wait()
@@ -134,6 +137,7 @@ def ask_nobody(stage: Stage) -> Outcome:
 
 
 def judge_this_machine(stage: Stage) -> Outcome:
+    """Judge the evidence of this machine by the policy."""
     rules, (state, challenge, offer), now = stage.rules, _offer(stage), read_clock()
     if state == STAND_IN:
         not_here("no confidential virtual machine: no sign of a TEE, and no evidence")
@@ -159,6 +163,7 @@ def judge_another(stage: Stage) -> Outcome:
 
 
 def judge_debugged(stage: Stage) -> Outcome:
+    """Judge a machine whose CPU can be debugged."""
     rules = stage.rules
     fields = [_refused_fields(rules, cpu) for cpu in _made_up_cpus(rules, debug=True)]
     is_refused = all("debug bit" in each for each in fields)
@@ -166,12 +171,14 @@ def judge_debugged(stage: Stage) -> Outcome:
 
 
 def answer_late(stage: Stage) -> Outcome:
+    """Judge evidence after its challenge has expired."""
     state, challenge, offer = _offer(stage)
     late = challenge.expires
     return expect(AttestationError, "the challenge of", lambda: _prove(stage, offer, challenge, late), state)
 
 
 def answer_another(stage: Stage) -> Outcome:
+    """Judge evidence for another challenge."""
     state, _, offer = _offer(stage)
     other = Challenge.generate(now=(now := read_clock()))
     moved = Offer(other.id, offer.recipient, offer.evidence)
@@ -247,6 +254,7 @@ def look_at_gpu(wanted: str, **state: Any) -> Callable[[Stage], Outcome]:
 
 
 def read_gpus(_: Stage) -> Outcome:
+    """Read what the driver tells of the GPUs."""
     graphics = read_graphics()
     if graphics.absent is not None or not graphics.gpus:
         not_here(graphics.absent or "no GPU")
@@ -255,6 +263,7 @@ def read_gpus(_: Stage) -> Outcome:
 
 
 def read_kernel(_: Stage) -> Outcome:
+    """Read where the kernel may write memory of processes, and who may read it."""
     limit, swaps = resource.getrlimit(resource.RLIMIT_CORE)[0], len(read_system(ROOT / "proc/swaps").splitlines()) - 1
     scope = read_system(ROOT / "proc/sys/kernel/yama/ptrace_scope").strip()
     cores = (

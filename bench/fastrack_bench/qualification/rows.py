@@ -16,9 +16,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from fastrack._cli.console import clean
-from fastrack._cli.qualify import machine
-from fastrack._cli.qualify.record import FAILED, LONGEST, PASSED, Result
-from fastrack._cli.qualify.stage import Copy, EndedError, Outcome, Stage, expect, list_files, not_asked
 from fastrack._files.writer import save_file as save_sealed
 from fastrack._keys.keys import Key
 from fastrack._models.mounts import Mount
@@ -30,6 +27,9 @@ from fastrack.errors import AuthenticationError as Altered
 from fastrack.errors import FastrackError, FormatError, GrantError, KeyPermissionError, UnknownKeyError
 from fastrack.errors import RollbackError as Replaced
 from fastrack.grants import Grants, Identity, Signer
+from fastrack_bench.qualification import machine
+from fastrack_bench.qualification.record import FAILED, LONGEST, PASSED, Result
+from fastrack_bench.qualification.stage import Copy, EndedError, Outcome, Stage, expect, list_files, not_asked
 
 Action: TypeAlias = Callable[[Stage], Outcome]
 

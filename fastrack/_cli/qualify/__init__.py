@@ -1,1 +1,0 @@
-"""``fastrack qualify``: attack a sealed folder on the machine that will serve it, row by row."""
