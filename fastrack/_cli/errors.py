@@ -6,12 +6,13 @@ import functools
 import os
 import re
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, get_args
 
 import typer
 
+from fastrack import errors
 from fastrack._cli.console import STDOUT, clean, note, print_error
 from fastrack._util.key_text import has_key
 from fastrack._util.locations import NO_NAME, NO_PATH, without_password
@@ -20,6 +21,14 @@ from fastrack._util.shown import HIDDEN
 from fastrack.errors import FastrackError
 
 Parameters = ParamSpec("Parameters")
+
+KINDS: dict[str, tuple[int, Any]] = {  # of errors: the exit status and the classes of each; the first that fits counts
+    "lease": (8, getattr(errors, "LeaseError", ())),
+    "authentication": (4, (errors.AuthenticationError, errors.SignatureError, errors.AttestationError)),
+    "key": (5, (errors.UnknownKeyError, errors.KeyPermissionError, errors.GrantError, errors.ProviderError)),
+    "input": (6, (errors.FormatError, FileNotFoundError, IsADirectoryError, NotADirectoryError)),
+    "device": (7, errors.DeviceError),
+}
 
 
 class Terminated(SystemExit):
@@ -117,8 +126,30 @@ def _types_in(annotation: object) -> set[object]:
 def _status_of(error: Exception) -> int | None:
     """Return the exit status for an error, or None for a defect."""
     if isinstance(error, (FastrackError, OSError, MemoryError, ImportError)):
-        return 1
+        return status_of([error])
     return 2 if is_of_location(error) else None
+
+
+def status_of(failed: Sequence[BaseException]) -> int:
+    """Return the exit status for errors: the one of their kind, or 1 if they have none in common."""
+    first, *others = {_kind_of(error) for error in failed}
+    return KINDS[first][0] if first and not others else 1
+
+
+def _kind_of(error: BaseException) -> str | None:
+    given = vars(error).get("fastrack_kind")
+    return given or next((kind for kind, (_, classes) in KINDS.items() if isinstance(error, classes)), None)
+
+
+@contextlib.contextmanager
+def reading_keys() -> Iterator[None]:
+    """Call an error about a file in the block, which is missing or no key, one of the keys."""
+    try:
+        yield
+    except Exception as error:
+        if _kind_of(error) == "input":
+            vars(error)["fastrack_kind"] = "key"
+        raise
 
 
 def is_of_location(error: BaseException) -> bool:
@@ -154,8 +185,8 @@ def name_source(error: BaseException, source: str) -> str:
 
 
 def error_document(error: BaseException) -> dict[str, Any]:
-    """Return an error for JSON. `tensor` and `chunk` are null if the error has none."""
-    document: dict[str, Any] = {"type": type(error).__name__, "message": message_of(error)}
+    """Return an error for JSON. `kind`, `tensor` and `chunk` are null if the error has none."""
+    document: dict[str, Any] = {"type": type(error).__name__, "kind": _kind_of(error), "message": message_of(error)}
     document |= {name: getattr(error, name, None) for name in ("tensor", "chunk")}
     notes = list(getattr(error, "__notes__", ()))
     return {**document, "notes": notes} if notes else document

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from fastrack._cli.console import clean
+from fastrack._cli.errors import reading_keys
 from fastrack._util.atomic import require_replaceable
 from fastrack._util.locations import Location, Url, locate, require_local
 from fastrack.errors import AuthenticationError, FormatError, UnknownKeyError
@@ -91,7 +92,9 @@ def open_ring(sources: str | Sequence[str] | None, *, to: Literal["open", "seal"
     """
     from fastrack._keys.keyring import KeyRing
 
-    return KeyRing.resolve(key_sources(sources, to=to) or None)
+    named = key_sources(sources, to=to)
+    with reading_keys():
+        return KeyRing.resolve(named or None)
 
 
 def key_sources(sources: str | Sequence[str] | None, *, to: Literal["open", "seal"] = "open") -> list[str]:

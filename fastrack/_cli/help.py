@@ -41,9 +41,14 @@ A file that fails does not end the work on the others. What a run that was inter
 The exit status of every command but `run`, which ends as its program does:
 
   0  success
-  1  an error in the data, the key or the system
+  1  an error of no kind below, or of several kinds
   2  bad usage: nothing was done
   3  `attest verify` and `attest grant`: the policy refuses the machine
+  4  authentication: altered, not what its owner sealed or signed, or older than expected
+  5  key: missing, another one, refused, or no key
+  6  input: missing, damaged, or of another format
+  7  device: absent, busy or not capable
+  8  lease: the time that a key was given for is over
   130  interrupted by Ctrl-C
   141  the program that reads the output has ended, as after `| head`
   143  terminated
@@ -53,7 +58,7 @@ Errors are lines on standard error. What failed is not left in part; what was th
 With --json a command prints one JSON document on standard output, also on failure; of several files, one on each line.
 
 Sizes are in bytes, times in seconds, gbps in 1e9 bytes a second. A failure is the member "error", with "type", \
-"message", "tensor" and "chunk". docs/cli.md lists the members of each command.""",
+"kind", "message", "tensor" and "chunk". docs/cli.md lists the members of each command.""",
     "environment": """\
 Variables that fastrack reads:
 

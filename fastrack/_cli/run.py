@@ -16,7 +16,7 @@ import typer
 from rich.table import Table
 
 from fastrack._cli.console import clean, format_rate, pluralize, print_lines, progress_bar, speed, taken_back
-from fastrack._cli.errors import Terminated, error_document, message_of, name_source, show_errors
+from fastrack._cli.errors import Terminated, error_document, message_of, name_source, show_errors, status_of
 from fastrack._cli.files import as_location, check_directory, is_sealed_folder, is_stream, load_engine
 from fastrack._keys.keys import key_file_id
 from fastrack._samples.data_set import is_data_set
@@ -210,7 +210,7 @@ class Batch:
         return cls(verb, list(by_path.values()), many, left_out, target, **told)
 
     def run(self, work: Work, summary: Summary = lambda _: "", *, in_full: bool | None = None) -> None:
-        """Work on each job, print the reports, and exit with status 1 if there are errors.
+        """Work on each job, print the reports, and exit with the status of their kind if there are errors.
 
         An error of a single job fails the command. With many jobs it belongs to its file; the others go on, unless
         credentials were refused, and a `summary` follows. Full reports of many jobs are printed `in_full`, by default
@@ -246,8 +246,8 @@ class Batch:
             print_lines([*later, *(["Nothing was written."] if self.is_dry and for_people else [])])
             if for_people and not self.quiet and not (in_full and len(self.jobs) == 1):
                 print_lines(self._close(reports, summary, time.perf_counter() - start))
-        if any(report.errors for report in reports):
-            raise typer.Exit(1)
+        if failed := [error for report in reports for error in report.errors]:
+            raise typer.Exit(status_of(failed))
 
     def _work_on_each(self, work: Work, take: Callable[[Report], None]) -> None:
         load_engine(self.verb)  # here, so that it fails once for the command, not for each file

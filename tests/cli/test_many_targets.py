@@ -315,7 +315,7 @@ def test_a_stream_that_is_shorter_or_longer_than_it_says_is_refused(kind, change
     content = buffer.getvalue() + b"x" if change > 0 else buffer.getvalue()[:-1]
     form = "safetensors" if kind == "safetensors" else "npy"
     result = run("seal", "-", "new.safetensors", "-k", "owner.key", "--format", form, content=content)
-    assert result.exit_code == 1
+    assert result.exit_code == 6
     assert "as its header says" in result.stderr
     assert not Path("new.safetensors").exists()
 
@@ -324,7 +324,7 @@ def test_a_stream_that_is_shorter_or_longer_than_it_says_is_refused(kind, change
 @pytest.mark.parametrize("form", ["npy", "safetensors"])
 def test_a_stream_of_another_format_is_refused_without_what_is_in_it(form):
     result = run("seal", "-", "new.safetensors", "-k", "owner.key", "--format", form, content=b"secret! " * 100)
-    assert (result.exit_code, f"stdin.{form}" in result.stderr, "secre" in result.stderr) == (1, True, False)
+    assert (result.exit_code, f"stdin.{form}" in result.stderr, "secre" in result.stderr) == (6, True, False)
 
 
 @pytest.mark.usefixtures("owner")
@@ -338,7 +338,7 @@ def test_what_is_sealed_already_or_no_file_is_refused():
     for content, told in ((sealed, "sealed already"), *wrong):
         options = ("-k", "owner.key", "--format", "safetensors")
         result = run("seal", "-", "new.safetensors", *options, content=content)
-        assert (result.exit_code, told in result.stderr) == (1, True), result.stderr
+        assert (result.exit_code, told in result.stderr) == (6, True), result.stderr
 
 
 def test_a_stream_of_an_altered_file_ends_before_the_chunk_with_an_error(owner):
@@ -347,7 +347,7 @@ def test_a_stream_of_an_altered_file_ends_before_the_chunk_with_an_error(owner):
     sealed = bytearray(Path("x.safetensors").read_bytes())
     sealed[-100] ^= 1
     result = run("unseal", "-", "-", "-k", "owner.key", content=bytes(sealed))
-    assert result.exit_code == 1
+    assert result.exit_code == 4
     assert "standard input: tensor 'x', chunk 1279" in result.stderr
     assert len(result.stdout_bytes) < content.size
     assert not any(result.stdout_bytes)

@@ -100,14 +100,14 @@ def test_what_no_command_expects_is_one_line_but_for_a_defect_in_development_mod
 def test_standard_output_that_is_full_is_one_line(unbuffered):
     environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("wb") as full:
-        for line, told in (
-            (["--help"], b"error: standard output: No space left on device\n"),
-            (["key", "missing", "--json"], b"error: standard output: No space left on device\n"),
-            (["inspect", "missing", "--json"], b"error: missing: No such file or directory\n"),
+        for line, status, told in (
+            (["--help"], 1, b"error: standard output: No space left on device\n"),
+            (["key", "missing", "--json"], 1, b"error: standard output: No space left on device\n"),
+            (["inspect", "missing", "--json"], 6, b"error: missing: No such file or directory\n"),
         ):
             command = [sys.executable, "-m", "fastrack", *line]
             done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=environment, check=False)
-            assert (done.returncode, done.stderr) == (1, told)
+            assert (done.returncode, done.stderr) == (status, told)
 
 
 @pytest.mark.usefixtures("folder")
@@ -189,19 +189,19 @@ def test_what_is_closed_besides_does_no_harm(closed):
             line.split()[2].encode()
         )
     assert Path("back.bin").read_bytes() == b"secret"
-    assert run("verify", "nope", "-k", "owner.key").returncode == 1
+    assert run("verify", "nope", "-k", "owner.key").returncode == 6
 
 
 @pytest.mark.parametrize(("name", "told"), [(b"\x1b", b"\\x1b"), (b"\xff", b"\\udcff")], ids=["escape", "no Unicode"])
 def test_an_error_is_one_line_on_stderr(folder, name, told):
     done = run(b"inspect", b"missing%b.bin" % name, cwd=folder)
-    assert (done.returncode, done.stdout) == (1, b"")
+    assert (done.returncode, done.stdout) == (6, b"")
     assert done.stderr == b"error: missing%b.bin: No such file or directory\n" % told
 
 
 def test_an_error_for_a_program_is_one_document_on_stdout(folder):
     done = run("inspect", "missing.bin", "--json", cwd=folder)
-    assert (done.returncode, done.stderr) == (1, b"")
+    assert (done.returncode, done.stderr) == (6, b"")
     assert json.loads(done.stdout)["error"]["type"] == "FileNotFoundError"
 
 

@@ -152,7 +152,7 @@ def test_a_link_that_leads_outside_is_refused_by_name_before_anything_is_written
         (tmp_path / "plain" / "chain").unlink()
     (tmp_path / "plain" / "bad.json").symlink_to(target)
     result = run(*command.split(), "plain", "out", "-q")
-    assert result.exit_code == 1
+    assert result.exit_code == 6
     assert "bad.json" in result.stderr
     assert not Path("out").exists()
 

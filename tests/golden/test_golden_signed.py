@@ -295,5 +295,5 @@ def test_an_altered_log_is_refused(golden):
         database.execute("DROP TRIGGER log_is_not_changed")
         database.execute("UPDATE log SET time = '2026-06-01T12:00:01Z' WHERE number = 2")
         database.commit()
-    shown = cli("broker", "log", "--database", path, status=1)
+    shown = cli("broker", "log", "--database", path, status=4)
     assert shown["error"]["type"] == "AuthenticationError"

@@ -41,6 +41,7 @@ from fastrack import (
     seal,
     to_device,
 )
+from fastrack._cli.errors import KINDS
 
 torch = pytest.importorskip("torch")
 
@@ -48,7 +49,7 @@ SNAPSHOT = Path(__file__).with_name("messages.txt")
 LONGEST = 600
 TYPES = {*fastrack.errors.__all__, "FileExistsError", "FileNotFoundError", "IsADirectoryError", "OSError"}
 TYPES |= {"AttributeError", "BadParameter", "IndexError", "KeyError", "RuntimeError", "TypeError", "ValueError"}
-TYPES |= {"exit 1", "exit 2"}
+TYPES |= {f"exit {status}" for status in (1, 2, *(status for status, _ in KINDS.values()))}
 # Words that have a capital wherever they stand, the first words of torch's errors in loading, and names of arguments.
 NAMES = ("CuPy", "FASTRACK_", "Key", "No such file", "NumPy", "SealedTensor", "Error(s) in loading ")
 NAMES += ("ANCHOR: ", "FOLDER: ", "PATH: ", "SOURCE: ", "SOURCE... ", "TARGET: ")

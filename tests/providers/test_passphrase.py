@@ -450,7 +450,7 @@ def test_a_wrong_passphrase_is_one_line(typed, tmp_path, monkeypatch):
     _passphrase._unlocked.clear()
     typed.texts[:] = [*[TEXT] * 3, "another horse"]
     for line in ("unseal x.safetensors y", "verify x.safetensors", "seal x z.safetensors"):
-        result = run(f"{line} -k owner.key.wrapped", 1)
+        result = run(f"{line} -k owner.key.wrapped", 5)
         assert (result.stdout, len(result.stderr.splitlines())) == ("", 1), result.output
         assert "asking <Passphrase> failed: expected the passphrase of key" in result.stderr
 

@@ -246,7 +246,7 @@ def test_keygen_refuses_what_would_not_be_found_again(tmp_path, monkeypatch):
 def test_keygen_saves_no_file_that_does_not_open(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Toy, "_decrypt", lambda *_: bytearray(b"x" * 32))
-    assert "altered" in run(["keygen", "a.wrapped", "--wrap", "aws-kms:alias/owner"], 1).stderr
+    assert "altered" in run(["keygen", "a.wrapped", "--wrap", "aws-kms:alias/owner"], 5).stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -134,7 +134,7 @@ def verify(
 ) -> None:
     """Verify an offer under a policy, and show what it proves. No challenge is used up.
 
-    Exit status: 0 if it is accepted, 1 if the evidence does not verify, 3 if the policy does not accept what it proves.
+    Exit status: 0 if it is accepted, 4 if the evidence does not verify, 3 if the policy does not accept what it proves.
     """
     found = _judge(read_offer(source), read_challenge(str(challenge)), policy, collateral)
     if isinstance(found, tuple):
@@ -180,7 +180,7 @@ def grant(
     Before anything is granted, the challenge is marked as used, by its id, which holds for all copies of its file. The
     file CHALLENGE is renamed to CHALLENGE.used-ID, with the first 16 digits.
 
-    Exit status: 0 if keys are granted; 1 if the evidence does not verify; 3 if the policy does not accept what it
+    Exit status: 0 if keys are granted; 4 if the evidence does not verify; 3 if the policy does not accept what it
     proves, and then nothing is used up.
     """
     check_document(out)  # before the challenge is used up

@@ -13,7 +13,7 @@ from typing import Annotated, Self
 import typer
 
 from fastrack._cli.console import clean, pluralize, remove, tell
-from fastrack._cli.errors import refuse_options, refuse_values
+from fastrack._cli.errors import reading_keys, refuse_options, refuse_values
 from fastrack._cli.files import check_directory, check_sealed, check_target, open_ring
 from fastrack._cli.options import Json, Silent
 from fastrack._keys.grants import NO_ID, ids_of, read_unverified
@@ -122,7 +122,8 @@ class Grantees:
 
 def load_recipients(paths: list[Path] | None) -> list[Recipient]:
     """Return the public keys in these files."""
-    return [Recipient.load(path) for path in paths or ()]
+    with reading_keys():
+        return [Recipient.load(path) for path in paths or ()]
 
 
 def _issue(
@@ -297,7 +298,8 @@ def load_signer(path: Path | None) -> Signer:
     if path is None:
         reason = "expected the owner's signing key, got none; `fastrack keygen owner.signer --signer` makes one"
         raise typer.BadParameter(reason, param_hint="--sign")
-    return Signer.load(path)
+    with reading_keys():
+        return Signer.load(path)
 
 
 def _ask_passphrase() -> str:

@@ -6,7 +6,15 @@ from typing import Annotated, Any
 import typer
 
 from fastrack._cli.console import clean, new_table, note, print_json, print_lines
-from fastrack._cli.errors import error_document, name_source, refuse_options, refuse_values, show_errors
+from fastrack._cli.errors import (
+    error_document,
+    name_source,
+    reading_keys,
+    refuse_options,
+    refuse_values,
+    show_errors,
+    status_of,
+)
 from fastrack._cli.files import open_ring
 from fastrack._cli.options import Json, Silent
 from fastrack._keys.keys import Key, key_file_id
@@ -51,7 +59,8 @@ def key(
             continue
         for source in expanded:
             try:
-                entries += _describe(source)
+                with reading_keys():
+                    entries += _describe(source)
             except (FastrackError, OSError, ImportError) as error:
                 failed.append((source, error))
     if as_json:
@@ -65,7 +74,7 @@ def key(
             print_lines([table])
         show_errors(_fold(failed))
     if failed:
-        raise typer.Exit(1)
+        raise typer.Exit(status_of([error for _, error in failed]))
 
 
 def _fold(failed: list[tuple[str, Exception]]) -> list[str]:
