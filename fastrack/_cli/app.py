@@ -56,7 +56,7 @@ _TOPICS = {  # the commands, some in pairs, with what they do in a line of 80 co
         "verify": "Check that all of it is what its owner sealed.",
         "unseal": "Authenticate and decrypt into plain files.",
         "index": "List the shards of a dataset, to open it by one file.",
-        "help": f"On COMMAND or {', '.join(TOPICS)}.",
+        "help": f"On COMMAND or {', '.join(TOPICS)}, completion.",
     },
     "Keys and sharing": {
         "key, grant": "Show which keys are here; give one to others, beside the data.",
@@ -76,10 +76,13 @@ _TOPICS = {  # the commands, some in pairs, with what they do in a line of 80 co
         "tour": "Train one model on the data of several holders in turn.",
     },
 }
+_UNLISTED = {"completion": "Complete commands, options and paths in a shell."}  # the text on `help` names it
 _TEXTS = {name: text for texts in _TOPICS.values() for names, text in texts.items() for name in names.split(", ")}
+_TEXTS |= _UNLISTED
 _PLACES = {  # of the commands that no file of their name in `commands` has
     "import": "commands.import_:import_",
     "help": "help:help_",
+    "completion": "completion:completion",
     "run": "serving.run:run",
     "attest": "attest.app:app",
     "broker": "commands.broker:app",

@@ -3,9 +3,11 @@
 import contextlib
 import errno
 import functools
+import logging
 import os
 import re
 import signal
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, get_args
@@ -29,6 +31,7 @@ KINDS: dict[str, tuple[int, Any]] = {  # of errors: the exit status and the clas
     "input": (6, (errors.FormatError, FileNotFoundError, IsADirectoryError, NotADirectoryError)),
     "device": (7, errors.DeviceError),
 }
+_log = logging.getLogger("fastrack")
 
 
 class Terminated(SystemExit):
@@ -163,8 +166,18 @@ def _fail(error: BaseException, *, as_json: bool, status: int) -> NoReturn:
         lines = [f"error: {message_of(error)}: {'; '.join(notes)}"]
     else:
         lines = [f"error: {message_of(error)}", *(f"note: {text}" for text in notes)]
+    log_origin(error)
     print_error(error_document(error), lines, as_json=as_json)
     raise typer.Exit(status) from None
+
+
+def log_origin(error: BaseException | None) -> None:
+    """Log where an error was raised, and what it came of, whose texts are left out: they may tell a secret."""
+    while error is not None:
+        _log.debug("%s, raised in", type(error).__name__)
+        for frame in traceback.extract_tb(error.__traceback__):
+            _log.debug("  %s:%s %s", frame.filename, frame.lineno, frame.name)
+        error = error.__cause__ or error.__context__
 
 
 def show_errors(messages: Iterable[str]) -> None:

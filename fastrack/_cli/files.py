@@ -2,6 +2,7 @@
 
 import errno
 import fnmatch
+import logging
 import os
 import re
 import stat
@@ -153,4 +154,4 @@ def load_engine(verb: str) -> None:
     from fastrack._crypto.engine import get_engine
 
     if verb != "reading":
-        get_engine()
+        logging.getLogger("fastrack").debug("engine %s", get_engine().name)

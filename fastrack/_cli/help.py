@@ -53,7 +53,8 @@ The exit status of every command but `run`, which ends as its program does:
   141  the program that reads the output has ended, as after `| head`
   143  terminated
 
-Errors are lines on standard error. What failed is not left in part; what was there is unchanged.""",
+Errors are lines on standard error, and -v says where each arose. What failed is not left in part; what was there is \
+unchanged.""",
     "json": """\
 With --json a command prints one JSON document on standard output, also on failure; of several files, one on each line.
 
@@ -77,24 +78,12 @@ Variables that fastrack reads:
   CDH_ADDR  the Confidential Data Hub, if not at http://127.0.0.1:8006
   NO_COLOR, FORCE_COLOR  no colours for what failed, or colours in files and pipes too
   COLUMNS  the width of text, where standard output is no terminal""",
-    "completion": """\
-Completion of commands, options and paths takes one line in a shell; fastrack edits no file of yours.
-
-bash:
-    _FASTRACK_COMPLETE=source_bash fastrack > ~/.local/share/bash-completion/completions/fastrack
-zsh, with ~/.zfunc in fpath:
-    _FASTRACK_COMPLETE=source_zsh fastrack > ~/.zfunc/_fastrack
-fish:
-    _FASTRACK_COMPLETE=source_fish fastrack > ~/.config/fish/completions/fastrack.fish
-
-Make the folder first if it is not there. A new shell has it then.""",
 }
 ALIASES = {
     **dict.fromkeys(("key-files", "keyfile"), "keys"),
     **dict.fromkeys(("targets", "target", "many", "many-files", "sources", "glob", "globs", "patterns"), "files"),
     **dict.fromkeys(("exit", "exit-status", "exit status", "errors"), "status"),
     **dict.fromkeys(("env", "variables", "environment-variables", "environment variables"), "environment"),
-    **dict.fromkeys(("complete", "shell", "bash", "zsh", "fish"), "completion"),
 }
 
 

@@ -1,24 +1,30 @@
 """The program and its commands: help that breaks lines between words, and errors of usage as one line with advice."""
 
 import difflib
+import functools
+import logging
 import os
+import platform
 import re
 import shutil
 import sys
 import textwrap
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.completion import get_completion_inspect_parameters
 from typer.core import TyperCommand, TyperGroup
 
 from fastrack._cli import extension
-from fastrack._cli.console import print_error
+from fastrack._cli.console import note, print_error
 from fastrack._cli.errors import error_document, handle_errors, message_of
+from fastrack._cli.examples import EXAMPLES
 from fastrack._util.key_text import has_key
 from fastrack._util.shown import HIDDEN
+from fastrack._version import __version__
 
+_ROWS, _COLUMNS = 24, 80  # of a terminal, which the help of a command fits
 _WIDEST = 100  # columns: longer lines of text are hard to read
 _NARROW = 60  # columns, below which a definition stands under its term
 _TERMS = 24  # columns of the terms of definitions, at most
@@ -41,6 +47,7 @@ _SYNONYMS = {
     "doctor": ("examines this machine", "diagnose status env system gpu report health selftest"),
     "bench": ("measures this machine", "benchmark perf speed measure time"),
     "plan": ("predicts how long it will take", "predict estimate forecast model simulate capacity eta how-long"),
+    "completion": ("has a shell complete words", "complete shell bash zsh fish autocomplete"),
     "help": ("lists commands and topics", "man usage commands topics docs manual tutorial ?"),
 }
 _WORDS = {  # of Typer and pydantic on a value, and ours
@@ -58,7 +65,6 @@ _NOT_COMMANDS = {
     "update": "pip updates fastrack",
     "upgrade": "pip updates fastrack",
     "install": "pip installs fastrack; `fastrack doctor` examines the machine",
-    "completion": "`fastrack help completion` tells what to add to a shell",
 }
 _OPTIONS = {  # what other programs call an option
     "--out": "--output --destination --dest --target --to-file -O",
@@ -69,11 +75,62 @@ _OPTIONS = {  # what other programs call an option
     "--recursive": "--recurse -R",
     "--skip-existing": "--no-clobber -n --resume --continue --skip",
     "--json": "--format-json -j",
+    "--verbose": "--debug --log-level --trace",
 }
+
+
+class _Lines(logging.Handler):
+    """Print the log of fastrack on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print an entry."""
+        note(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
+def _show_log(ctx: typer.Context, requested: bool) -> None:
+    log = logging.getLogger("fastrack")
+    if not requested or ctx.resilient_parsing or any(isinstance(handler, _Lines) for handler in log.handlers):
+        return
+    handler = _Lines()
+    log.addHandler(handler)
+    ctx.call_on_close(functools.partial(log.setLevel, log.level))
+    ctx.call_on_close(functools.partial(log.removeHandler, handler))
+    log.setLevel(logging.DEBUG)
+    log.debug("fastrack %s, Python %s, %s", __version__, platform.python_version(), platform.platform())
+
+
+def _show_all(ctx: typer.Context, requested: bool) -> None:
+    if requested and not ctx.resilient_parsing:
+        typer.echo(describe(ctx.command, ctx.command_path, in_full=True))
+        raise typer.Exit
+
+
+def _eager(callback: Any, *names: str, text: str) -> Any:
+    return typer.Option(*names, help=text, callback=callback, is_eager=True, expose_value=False)
+
+
+@functools.cache
+def common_options() -> list[Any]:
+    """Return the options of all commands, beside `--help`."""
+    told = "Say on stderr what is done, and where an error arose."
+
+    def options(
+        *,
+        verbose: Annotated[bool, _eager(_show_log, "--verbose", "-v", text=told)] = False,
+        help_all: Annotated[bool, _eager(_show_all, "--help-all", text="Show all options.")] = False,
+    ) -> None: ...
+
+    app = typer.Typer(add_completion=False)
+    app.command()(options)
+    return typer.main.get_command(app).params
 
 
 class Command(TyperCommand):
     """A command whose help fits the terminal."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.params += common_options()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse a command line. Refuse what begins with one dash in the place of two, or is a file."""
@@ -132,6 +189,10 @@ def whole(command: Any) -> Any:
 class Program(TyperGroup):
     """A program, or one of its groups of commands."""
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.params += common_options()[:1]
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
         formatter.write(describe(self, ctx.command_path))
@@ -168,26 +229,59 @@ class Program(TyperGroup):
         sys.exit(status or 0)
 
 
-def describe(command: Any, path: str) -> str:
-    """Return the help of a command, in lines that fit the terminal. `path` is how the command is called."""
-    arguments = [param for param in command.params if param.param_type_name == "argument"]
-    options = [param for param in command.params if param.param_type_name == "option"]
-    words = ["[OPTIONS]", *(param.metavar for param in arguments)]
+def describe(command: Any, path: str, *, in_full: bool = False) -> str:
+    """Return the help of a command, in lines that fit the terminal. `path` is how the command is called.
+
+    What a terminal of 24 lines does not hold is left out, unless it is asked for `in_full`: first what texts say behind
+    their first sentence, and then the last options, which are named.
+    """
     if path == "fastrack":
         return _describe_all(command)
+    options = [param for param in command.params if param.param_type_name == "option" and param.name != "help_all"]
+    text = _page(command, path, options)
+    if not in_full and _rows(text) > _ROWS:
+        pages = (_page(command, path, options[:count], options[count:]) for count in range(len(options), -1, -1))
+        text = next((page for page in pages if _rows(page) <= _ROWS), text)
+    return lay_out(text)
+
+
+def _rows(text: str) -> int:
+    return len(lay_out(text, _COLUMNS).splitlines())
+
+
+def _page(command: Any, path: str, options: list[Any], others: list[Any] | None = None) -> str:
+    """Return the help of a command. Where others are left out, texts are their first sentence."""
+    told = str if others is None else _first_sentence
+    arguments = [param for param in command.params if param.param_type_name == "argument"]
+    words = ["[OPTIONS]", *(param.metavar for param in arguments)]
     if isinstance(command, TyperGroup):
         words = ["COMMAND", "..."]
-    lines = [f"Usage: {path} {' '.join(words)}", "", command.help or ""]
+    lines = [f"Usage: {path} {' '.join(words)}", "", told(re.sub(r"(?<=\S)\n(?=\S)", " ", command.help or ""))]
     if arguments:
-        lines += ["", *(f"  {param.metavar}  {param.help}" for param in arguments)]
+        lines += ["", *(f"  {param.metavar}  {told(param.help)}" for param in arguments)]
     if isinstance(command, TyperGroup):
         lines += ["", "Commands:"]
         lines += [
             f"  {name}  {(member.help or '').partition(chr(10) * 2)[0]}" for name, member in command.commands.items()
         ]
-    lines += ["", "Options:", *(f"  {_term(param)}  {param.help or ''}{_default(param)}" for param in options)]
+    lines += ["", "Options:", *(f"  {_term(param)}  {told(param.help or '')}{_default(param)}" for param in options)]
     lines += ["  --help, -h  Show this text."]
-    return lay_out("\n".join(lines))
+    if others is not None:
+        names = ", ".join(param.opts[0] for param in others)
+        lines += [f"  --help-all  Show all of this{', and ' * bool(names)}{names}."]
+    if examples := EXAMPLES.get(path.removeprefix("fastrack ")):
+        lines += ["", "Examples:", *(_example(path, example) for example in examples)]
+    return "\n".join(lines)
+
+
+def _example(path: str, words: str) -> str:
+    """Return a line to copy, in several for a shell if it is longer than the terminal is wide."""
+    line = re.sub(r"(--\S+) (?=\w)", "\\1\0", f"{path} {words}".rstrip())  # options stay with their values
+    return f" \\\n{_CODE}{_CODE}".join(_wrap(line, _COLUMNS - 10, _CODE, "")).replace("\0", " ")
+
+
+def _first_sentence(text: str) -> str:
+    return text and text.partition("\n\n")[0].partition(". ")[0].removesuffix(".") + "."
 
 
 def _describe_all(program: Any) -> str:
@@ -200,13 +294,13 @@ def _describe_all(program: Any) -> str:
     return lay_out("\n".join(lines))
 
 
-def lay_out(text: str) -> str:
-    """Return a text in lines as wide as the terminal, broken between words.
+def lay_out(text: str, columns: int | None = None) -> str:
+    """Return a text in lines as wide as the terminal, or of so many columns, broken between words.
 
     A line that begins with two spaces is a definition: a term, two spaces or more, and what it means. One that begins
     with four is code to copy, and is not folded.
     """
-    width = max(20, min(shutil.get_terminal_size().columns, _WIDEST))
+    width = columns or max(20, min(shutil.get_terminal_size().columns, _WIDEST))
     lines = list[str]()
     terms = [len(match[1]) for match in map(_DEFINITION.fullmatch, text.splitlines()) if match and match[2]]
     column = min(_TERMS, max(terms, default=0)) + 4

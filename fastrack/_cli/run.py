@@ -3,6 +3,7 @@
 import contextlib
 import glob
 import json
+import logging
 import os
 import re
 import sys
@@ -16,18 +17,19 @@ import typer
 from rich.table import Table
 
 from fastrack._cli.console import clean, format_rate, pluralize, print_lines, progress_bar, speed, taken_back
-from fastrack._cli.errors import Terminated, error_document, message_of, name_source, show_errors, status_of
+from fastrack._cli.errors import Terminated, error_document, log_origin, message_of, name_source, show_errors, status_of
 from fastrack._cli.files import as_location, check_directory, is_sealed_folder, is_stream, load_engine
 from fastrack._keys.keys import key_file_id
 from fastrack._samples.data_set import is_data_set
 from fastrack._sets.anchor import Anchor
 from fastrack._sets.folder_writer import require_inside
-from fastrack._util.key_text import refuse_key_text
-from fastrack._util.locations import Url
-from fastrack._util.shown import format_size
+from fastrack._util.key_text import has_key, refuse_key_text
+from fastrack._util.locations import Url, without_password
+from fastrack._util.shown import HIDDEN, format_size
 from fastrack._util.trial import dry_run
 from fastrack.errors import FastrackError
 
+_log = logging.getLogger("fastrack")
 SUFFIX = ".safetensors"
 ONE = "expected one source and the path of one target, got several or a folder"  # for `refuse_options`
 NO_FOLDER = "expected none with a folder"
@@ -229,6 +231,7 @@ class Batch:
             else:
                 print_lines([*report.lines, ""] if len(self.jobs) > 1 and report.lines else report.lines)
 
+        work = _logged(self.verb, work)
         start = time.perf_counter()
         with taken_back(plaintext):
             try:
@@ -263,6 +266,7 @@ class Batch:
                 except BrokenPipeError:
                     raise
                 except (FastrackError, OSError, MemoryError, ImportError, typer.BadParameter) as error:
+                    log_origin(error)
                     error.__cause__ = error.__context__ = None  # frames of tracebacks hold results and open files
                     report = Report({self.member: str(as_location(job.source))}, errors=(error.with_traceback(None),))
                 assert report is not None
@@ -295,6 +299,15 @@ class Batch:
                 text += f" into {clean(str(as_location(self.target)))}. Run it again with --skip-existing to go on"
             error.add_note(text)
             raise
+
+
+def _logged(verb: Verb, work: Work) -> Work:
+    def log_and_work(job: Job, meter: Meter) -> Report | None:
+        name = without_password(str(job.source))
+        _log.debug("%s %s", verb, HIDDEN if has_key(name, may_be_id=True) else name)
+        return work(job, meter)
+
+    return log_and_work
 
 
 def split_target(paths: Sequence[Path], out: Path | None) -> tuple[list[Path], Path]:

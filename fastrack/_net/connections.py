@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import base64
 import io
+import logging
 import socket
 import ssl
 import time
@@ -24,6 +25,7 @@ from fastrack._net.retries import TransientError
 from fastrack._util.fork import register_fork_reset
 from fastrack._version import __version__
 
+_log = logging.getLogger("fastrack")
 SLOWEST = 128 << 10  # bytes a second that an answer has to come with, once its time is over
 _IDLE = 20.0  # seconds after which a connection that is not in use may have been closed by the server
 _LATER = 1.0  # seconds after the end of an exchange, for its thread
@@ -70,6 +72,7 @@ class Connection:
         try:
             self._http.request("GET" if body is None else "POST", target, body, {**self._headers, **headers})
             self.answer = cast(BoundedAnswer, self._http.getresponse())
+            _log.debug("%s://%s answers %s", *self.key, self.answer.status)  # a path or query may have a token
         except BaseException:
             self._http.close()
             raise

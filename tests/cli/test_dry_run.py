@@ -40,8 +40,19 @@ REASONS = {
     "qualify": "works on copies of links, which it removes",
     "warmup": "fills the cache of a compiler",
 }
-READS = {"key", "inspect", "verify", "doctor", "help", "attest show", "attest verify", "broker log", "tour verify"}
-READS |= {"broker compare"}
+READS = {
+    "key",
+    "inspect",
+    "verify",
+    "doctor",
+    "help",
+    "completion",
+    "attest show",
+    "attest verify",
+    "broker log",
+    "broker compare",
+    "tour verify",
+}
 READS |= {f"plan {name}" for name in ("transfer", "epoch", "checkpoint", "collective", "load", "validate")}
 MADE = ("seconds", "gbps", "file_id", "dry_run")
 LINES = {

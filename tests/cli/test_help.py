@@ -1,15 +1,18 @@
-"""Help by command and topic, the words that people try, and completion."""
+"""Help by command and topic, examples, and the words that people try."""
 
-import os
-import subprocess
-import sys
+import re
+import shlex
 
+import numpy as np
 import pytest
 import typer
 from helpers.cases import each
 from helpers.commands import application, whole
 
+from fastrack._cli.examples import EXAMPLES
 from fastrack._cli.help import ALIASES, TOPICS
+
+CODE = re.compile(r"^    fastrack .*(?<!\\)\n|^    fastrack (?:.*\\\n)+.*\n", re.MULTILINE)  # to copy
 
 
 def commands():
@@ -26,9 +29,9 @@ def test_help_fits_the_terminal_and_breaks_no_word(cli, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", "10000")
     wide = [cli(f"help {line}").stdout for line in [*commands(), *TOPICS, ""]]
     assert {word for text in shown for word in text.split()} == {word for text in wide for word in text.split()}
+    assert all(len(line) <= 82 for text in shown for code in CODE.findall(text) for line in code.splitlines())
     for text in shown:
-        lines = text.splitlines()
-        lines = [line for line in lines if not line.startswith("    _FASTRACK_COMPLETE=")]  # to copy
+        lines = CODE.sub("", text).splitlines()
         assert [line for line in lines if len(line) > max(width, 20) and len(line.split()) > 1 and width > 20] == []
 
 
@@ -37,19 +40,62 @@ def test_the_first_screen_has_a_line_for_each_command(cli, monkeypatch):
     lines = cli("help").stdout.splitlines()
     assert len(lines) <= 24
     named = [name for line in lines if line.startswith("  ") for name in line[2:].partition("  ")[0].split(", ")]
-    assert named == [name for name in commands() if len(name.split()) == 1]
+    assert named == [name for name in commands() if len(name.split()) == 1 and name != "completion"]
+    assert "completion." in "".join(lines)
     assert [line for line in lines[1:] if not line.startswith("  ")] == ["Keys and sharing:", "Machines:"]
-    assert len(cli("help import").stdout.splitlines()) <= 24
 
 
-def test_a_line_to_copy_is_not_folded(cli, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
-    code = [line for line in cli("help completion").stdout.splitlines() if "_FASTRACK_COMPLETE" in line]
-    assert [line.partition(" > ")[2] for line in code] == [
-        "~/.local/share/bash-completion/completions/fastrack",
-        "~/.zfunc/_fastrack",
-        "~/.config/fish/completions/fastrack.fish",
-    ]
+def test_the_help_of_each_command_fits_the_terminal_and_names_what_it_leaves_out(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for line in commands():
+        text = cli(f"help {line}").stdout
+        assert len(text.splitlines()) <= 24, line
+        if " " in line or line not in {"attest", "broker", "plan", "tour"}:
+            whole_text = cli(f"{line} --help-all").stdout
+            listed = set(re.findall(r"^  (--[a-z-]+)", whole_text, re.MULTILINE))
+            assert listed <= set(re.findall(r"--[a-z-]+", text)), line
+            assert "--help-all" in text or text == whole_text
+
+
+def test_what_is_used_most_is_on_the_first_page(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = cli("seal --help").stdout
+    first = re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)
+    assert first == ["--key", "--recursive", "--force", "--plain", "--to", "--sign", "--help", "--help-all"]
+    assert "SOURCE that is a folder is sealed as one" in " ".join(cli("seal --help-all").stdout.split())
+
+
+def test_each_command_has_examples_which_its_parser_takes(cli):
+    program = typer.main.get_command(application())
+    parent = program.make_context("fastrack", ["help"])
+    assert set(EXAMPLES) == {line for line in commands() if line not in {"attest", "broker", "plan", "tour"}}
+    for line, examples in EXAMPLES.items():
+        shown = cli(f"help {line}").stdout.partition("Examples:\n")[2].replace("\\\n", " ")
+        assert [row.split() for row in shown.splitlines()] == [
+            ["fastrack", *line.split(), *each.split()] for each in examples
+        ]
+        for example in examples:
+            command, words = program, [*line.split(), *shlex.split(example.partition(" >")[0])]
+            while members := getattr(command, "commands", None):
+                command = whole(members[words.pop(0)])
+            command.make_context(line, words, parent=parent)
+
+
+@pytest.mark.usefixtures("key")
+def test_the_first_examples_work_in_turn(cli, folder):
+    np.save(folder / "a.npy", np.arange(3))
+    (folder / "people.csv").write_text("age,name\n30,Ada\nNA,Bo\n")
+    cli("keygen owner.signer --signer")
+    for line in (
+        f"seal {EXAMPLES['seal'][0]}",
+        f"inspect {EXAMPLES['inspect'][0]}",
+        f"verify {EXAMPLES['verify'][0]}",
+        f"unseal {EXAMPLES['unseal'][0].replace('a.npy', 'again.npy')}",
+        f"import {EXAMPLES['import'][1]}",
+        f"index {EXAMPLES['index'][0]}",
+        f"anchor {EXAMPLES['anchor'][0]}",
+    ):
+        cli(line)
 
 
 def test_help_of_a_command_is_told_in_each_way(cli):
@@ -57,7 +103,7 @@ def test_help_of_a_command_is_told_in_each_way(cli):
         said = cli(f"{command} --help").stdout
         assert said == cli(f"{command} -h").stdout == cli(f"help {command}").stdout
         assert said.startswith(f"Usage: fastrack {command} ")
-        assert "<" not in said.partition("Options:")[2], "a metavariable behind a flag"
+        assert "<" not in said.partition("Options:")[2].partition("Examples:")[0], "a metavariable behind a flag"
     assert cli("help").stdout == cli("--help").stdout == cli("", status=2).stderr
     assert cli("-V").stdout == cli("--version").stdout
 
@@ -115,17 +161,3 @@ def test_an_error_of_usage_is_a_document_for_programs(cli):
 def test_a_key_in_a_wrong_place_is_not_repeated(cli):
     for line in ("keygen a {}", "{}", "key --{}", "seal a b --format {}"):
         assert "0123456789abcdef" not in cli.error(line.format("0123456789abcdef" * 4), status=2), line
-
-
-def test_completion_edits_no_file(tmp_path):
-    def run(**variables):
-        environment = {**os.environ, "HOME": str(tmp_path), **variables}
-        line = [sys.executable, "-m", "fastrack"]
-        return subprocess.run(line, env=environment, capture_output=True, text=True, check=True).stdout
-
-    assert "complete_bash" in run(_FASTRACK_COMPLETE="source_bash")
-    said = run(_FASTRACK_COMPLETE="complete_bash", COMP_WORDS="fastrack unse", COMP_CWORD="1")
-    assert said.split() == ["unseal"]
-    assert not list(tmp_path.iterdir())
-    for shell in ("bash", "zsh", "fish"):
-        assert f"_FASTRACK_COMPLETE=source_{shell} fastrack >" in TOPICS["completion"]

@@ -79,6 +79,7 @@ READING = {
     "run": f"run folder {KEY} -- true folder",
     "doctor": "doctor",
     "help": "help seal",
+    "completion": "completion bash",
     "warmup": "warmup",  # writes only in the cache of CuPy
     "attest show": "attest show offer",
     "attest verify": f"attest verify offer {OFFERED}",

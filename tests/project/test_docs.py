@@ -211,7 +211,7 @@ def test_the_command_line_page_has_the_commands_and_their_options_and_no_others(
     known = {}
     for name, command in typer.main.get_command(application()).commands.items():
         params = whole(command).params
-        options = [found.opts[0] for found in params if found.param_type_name == "option"]
+        options = [found.opts[0] for found in params if found.param_type_name == "option" and found.expose_value]
         taken = [found.metavar for found in params if found.param_type_name == "argument"]
         known[name] = (options, ["".join(f" {word}" for word in taken)])
     assert page == known

@@ -49,13 +49,14 @@ def seal(
         list[Path],
         typer.Argument(
             metavar="SOURCE... TARGET",
-            help=".safetensors, .npy or .npz files; any other is sealed as bytes. Globs, a folder, or - for standard "
-            f"input. Then the target, or - for standard output. {RULE}",
+            help="Files, globs, a folder, or - for standard input; then the target, or - for standard output. Tensors "
+            f"are those of .safetensors, .npy and .npz files; any other file is sealed as bytes. {RULE}",
         ),
     ],
     *,
     key: KeyFile = None,
-    out: Out = None,
+    recursive: Recursive = False,
+    force: Force = False,
     plain: Annotated[
         list[str] | None,
         typer.Option(
@@ -63,6 +64,11 @@ def seal(
             help="Store this tensor, or file of a folder, or those of a glob, unencrypted; may be repeated.",
         ),
     ] = None,
+    to: To = None,
+    sign: Sign = None,
+    skip_existing: SkipExisting = False,
+    dry_run: DryRun = False,
+    out: Out = None,
     name: Annotated[
         str | None,
         typer.Option(
@@ -82,16 +88,10 @@ def seal(
             help="Quantise the weights of a model's linear layers, in its folder, to half of bfloat16's bytes."
         ),
     ] = None,
-    to: To = None,
-    sign: Sign = None,
-    recursive: Recursive = False,
-    force: Force = False,
-    skip_existing: SkipExisting = False,
-    dry_run: DryRun = False,
     quiet: Quiet = False,
     as_json: JsonLines = False,
 ) -> None:
-    """Encrypt the tensors of files, which may be larger than memory; or a folder, such as that of a model.
+    """Encrypt files, which may be larger than memory, or a folder such as a model's.
 
     With --to, under a new key that goes only to the recipients, in TARGET.grants.
     """

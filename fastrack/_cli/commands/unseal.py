@@ -63,7 +63,7 @@ def unseal(
         list[Path],
         typer.Argument(
             metavar="SOURCE... TARGET",
-            help="Sealed files, globs, - for standard input, a sealed folder or a dataset. Then the target, or - for "
+            help="Sealed files, globs, a sealed folder, a dataset, or - for standard input; then the target, or - for "
             "standard output. A TARGET with a suffix takes one SOURCE: .safetensors, .npz or .npy; any other takes the "
             "bytes of one U8 tensor; a dataset becomes .parquet, .arrow, .csv, .tsv, .jsonl or .txt. Any other TARGET "
             "is a folder.",
@@ -71,11 +71,16 @@ def unseal(
     ],
     *,
     key: KeyFiles = None,
-    out: Out = None,
     tensor: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Only this tensor, or those of a glob; may be repeated. If absent, all."),
     ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option("--columns", metavar="NAMES", help="Only these columns of a dataset: a,b. May be repeated."),
+    ] = None,
+    recursive: Recursive = False,
+    force: Force = False,
     plain: Annotated[
         list[str] | None,
         typer.Option(
@@ -86,15 +91,10 @@ def unseal(
     allow_plain: Annotated[
         bool, typer.Option("--allow-plain", help="Copy every tensor that SOURCE stores unencrypted.")
     ] = False,
-    columns: Annotated[
-        list[str] | None,
-        typer.Option("--columns", metavar="NAMES", help="Only these columns of a dataset: a,b. May be repeated."),
-    ] = None,
+    out: Out = None,
     expect: Expect = None,
     file_id: FileId = None,
     anchor: AnchorFile = None,
-    recursive: Recursive = False,
-    force: Force = False,
     skip_existing: SkipUnchecked = False,
     dry_run: DryRun = False,
     quiet: Quiet = False,

@@ -1,0 +1,61 @@
+"""Examples of commands, without their names, which their help ends with."""
+
+_TLS = "--certificate tls.pem --private-key tls.key"
+_DESK = f"--policy policy.toml --signer {{0}}.signer --key {{0}}.key --database {{0}}.db {_TLS}"
+
+EXAMPLES = {
+    "keygen": ("owner.key", "owner.key.wrapped --passphrase", "owner.signer --signer"),
+    "import": ("photos dataset --key owner.key", "people.csv dataset --key owner.key --null NA"),
+    "seal": ("a.npy a.safetensors --key owner.key", "model sealed-model --key owner.key"),
+    "inspect": ("a.safetensors", "-r sealed"),
+    "verify": ("a.safetensors --key owner.key", "model --anchor model.anchor"),
+    "unseal": ("a.safetensors a.npy --key owner.key", "dataset people.csv --key owner.key"),
+    "index": ("dataset --key owner.key",),
+    "help": ("seal", "status"),
+    "completion": (
+        "bash > ~/.local/share/bash-completion/completions/fastrack",
+        "zsh > ~/.zfunc/_fastrack",
+        "fish > ~/.config/fish/completions/fastrack.fish",
+    ),
+    "key": ("*.key", "owner.key --passphrase"),
+    "grant": ("owner.key --to alice.pub --sign owner.signer --expires 30d",),
+    "rekey": ("a.safetensors b.safetensors --key owner.key --new new.key",),
+    "publish": ("model --sign owner.signer",),
+    "anchor": ("model.anchor --owner owner.signer.pub",),
+    "run": ("sealed-model --key owner.key -- vllm serve sealed-model",),
+    "doctor": ("", "--hosts"),
+    "qualify": ("sealed-model --key owner.key --policy policy.toml",),
+    "warmup": ("",),
+    "bench": ("", "--size 16 --json figures.json"),
+    "demo": ("",),
+    "plan measure": ("machine.json",),
+    "plan transfer": ("-p machine.json --size 48MiB --count 100",),
+    "plan epoch": ("-p machine.json --samples 60000 --row 150528 --batch 64",),
+    "plan checkpoint": ("-p machine.json --elements 350M --mean-between 4h",),
+    "plan collective": ("-p machine.json --elements 124M --compute 0.8",),
+    "plan load": ("-p machine.json model",),
+    "plan validate": ("machine.json --later tomorrow.json",),
+    "attest challenge": ("challenge.json --lifetime 1h",),
+    "attest collect": ("challenge.json offer.json --grants answer.grants --owner owner.signer.pub --out owner.key",),
+    "attest verify": ("offer.json --challenge challenge.json --policy policy.toml",),
+    "attest show": ("offer.json",),
+    "attest grant": (
+        "offer.json --challenge challenge.json --policy policy.toml --sign owner.signer --key owner.key --out a.grants",
+    ),
+    "attest fetch": ("offer.json collateral",),
+    "attest policy": ("offer.json policy.toml --challenge challenge.json",),
+    "broker serve": (_DESK.format("owner"),),
+    "broker log": ("--database owner.db",),
+    "broker head": ("head.json --database owner.db --signer owner.signer",),
+    "broker compare": ("head.json owner.db --owner owner.signer.pub",),
+    "tour plan": (
+        "model.safetensors visit-0 --train wards:train --signer owner.signer --holder lab=lab.pub --order lab,lab",
+    ),
+    "tour own": (f"visit-0 {_DESK.format('owner')} --client-ca visitors.pem",),
+    "tour hold": (
+        f"visit-0 --owner owner.pub --plan-digest DIGEST --data sealed {_DESK.format('lab')} --client-ca visitors.pem",
+    ),
+    "tour run": ("visit-0 tour --config tour.toml",),
+    "tour verify": ("tour/final --owner owner.signer.pub",),
+    "tour key": ("tour/final model.key --owner owner.signer.pub --key owner.key",),
+}
