@@ -28,16 +28,27 @@ NODE_STAMP := tests/javascript/node_modules/.installed
 # Other environments than .venv link to this checkout and its native extension, and get nothing to make that.
 BACKEND = $$(grep -oE '^(hatchling|editables)==[0-9.]*' requirements.txt)
 
-.PHONY: help demo install native test test-all repository test-nightly test-lowest test-openssl test-pythons matrix fresh coverage check lint workflows bench bench-compare peers gpu \
+.PHONY: help help-all demo install native test test-all repository test-nightly test-lowest test-openssl test-pythons matrix fresh coverage check lint workflows bench bench-compare peers gpu \
 	gpu-kit emulator aarch64 aarch64-wheel peers-tests integrations javascript swift nvrtc ptx mutants fuzz soak docs site site-check writers lock dist wheels release-files release-check testkit-dist environments clean
 
-help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
+# What a newcomer needs. Lines are broken between words, as a terminal of 80 columns shows them.
+FIRST := demo install test check docs bench gpu clean
+listed = @awk -F ':.*\#\# ' -v first=" $(FIRST) " '/^[a-z0-9-]+:.*\#\# / && (index(first, " " $$1 " ") > 0) == $(1) { \
+	line = sprintf("make %-14s", $$1); count = split($$2, words, " "); \
+	for (i = 1; i <= count; i++) { if (length(line " " words[i]) > 80) { print line; line = sprintf("%19s", "") } line = line " " words[i] } \
+	print line }' Makefile
 
-demo: $(DEMO_STAMP) $(NATIVE)  ## seal a body of text, open it, train on it, refuse a forgery, compare speeds
+help:  ## list the targets that are used most
+	$(call listed,1)
+	@echo "make help-all       list the others"
+
+help-all:  ## list the other targets
+	$(call listed,0)
+
+demo: $(DEMO_STAMP) $(NATIVE)  ## seal a text, train on it, refuse a forgery, compare speeds
 	$(BIN)/fastrack demo
 
-install: $(STAMP) $(NATIVE) $(LMCACHE)/.installed .venv-workflows/.installed $(EMULATOR)/.installed $(NODE_STAMP) $(ZIGLANG)/.installed  ## install all that the tests of a change need, each in its place
+install: $(STAMP) $(NATIVE) $(LMCACHE)/.installed .venv-workflows/.installed $(EMULATOR)/.installed $(NODE_STAMP) $(ZIGLANG)/.installed  ## install all that the tests of a change need
 
 native: $(STAMP) $(NATIVE)  ## make fastrack's native extension in this checkout, if its sources have changed; half a minute
 
@@ -114,7 +125,7 @@ PYTHONS ?= 3.12 3.13 3.14
 test-pythons:  ## run all tests on each Python of PYTHONS="3.12 3.13 3.14", in an environment of its own
 	for version in $(PYTHONS); do $(MAKE) --no-print-directory test-all PYTHON=python$$version VENV=.venv-$$version || exit; done
 
-check: $(STAMP)  ## lint, formatting, spelling, types, imports between packages, workflows, documentation, tests of texts and of the repository
+check: $(STAMP)  ## style, types, documentation, tests of texts and the repository
 	$(MAKE) --no-print-directory --jobs 2 --output-sync repository lint workflows docs
 
 repository: $(STAMP) $(NATIVE)  ## run the tests of texts and of the repository; a part of check

@@ -1,6 +1,7 @@
 import fnmatch
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -253,6 +254,21 @@ def test_every_target_that_is_described_exists():
     named = {name for page in pages for name in re.findall(r"`make ([\w-]+)", page.read_text(encoding="utf-8"))}
     assert named
     assert named <= targets
+
+
+@pytest.mark.repository
+def test_make_lists_what_a_newcomer_needs_and_the_others_on_demand():
+    first, others = (
+        subprocess.run(
+            ["make", "--no-print-directory", name], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+        for name in ("help", "help-all")
+    )
+    *listed, last = re.findall(r"^make ([\w-]+)", first, re.MULTILINE)
+    assert (len(listed), last) == (8, "help-all")
+    named = {*listed, *re.findall(r"^make ([\w-]+)", others, re.MULTILINE)}
+    assert named == set(find(r"^([\w-]+):.*## ", "Makefile"))
+    assert all(len(line) <= 80 for line in (first + others).splitlines())
 
 
 @pytest.mark.repository
