@@ -30,7 +30,7 @@ WITHOUT_TORCH = [
 NOT_RUN = {
     "README.md": {"installs packages": 1},
     "CONTRIBUTING.md": {"takes minutes": 1},
-    "docs/api.md": {"needs Ray": 1},
+    "docs/api-ray.md": {"needs Ray": 1},
     "docs/attestation-setup.md": {
         "needs a confidential machine": 5,
         "needs sev-snp-measure and a firmware": 1,
