@@ -1,7 +1,8 @@
 """Look at the built documentation in headless Chromium: ``python -m browser HTML [PICTURES]``.
 
-Each page is laid out at the width of a desktop and of a phone. Nothing may be wider than the window, and each link to a
-place of a page must lead to one. With PICTURES, a folder, each page is photographed at both widths too.
+Each page is laid out at the width of a desktop and of a phone. Nothing may be wider than the window, no code wider than
+its block, and each link to a place of a page must lead to one. With PICTURES, a folder, each page is photographed at
+both widths too.
 """
 
 import json
@@ -23,13 +24,15 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # One frame for each page and width. What is found stands in the document in the end, which Chromium prints.
 LOOK = """<!doctype html><body><script>
 (async () => {
-  const found = {wide: [], links: [], ids: {}};
+  const found = {wide: [], cut: [], links: [], ids: {}};
   for (const width of WIDTHS) for (const page of PAGES) {
     const frame = document.createElement("iframe");
     frame.width = width; frame.height = 900; frame.style.border = 0; frame.src = page;
     await new Promise(done => { frame.onload = done; document.body.append(frame); });
     const inside = frame.contentDocument, content = inside.scrollingElement;
     if (content.scrollWidth > width) found.wide.push([page, width, content.scrollWidth]);
+    for (const code of inside.querySelectorAll("pre"))
+      if (code.scrollWidth > code.clientWidth) found.cut.push([page, width, code.textContent.trim().slice(0, 60)]);
     found.ids[page] = [...inside.querySelectorAll("[id], a[name]")].map(each => each.id || each.name);
     for (const link of inside.querySelectorAll("a[href]"))
       if (link.host === location.host && link.hash && link.pathname !== "/genindex.html")
@@ -92,6 +95,7 @@ def look_at_pages(html, pictures=None):
                 path = Path(pictures, f"{page.removesuffix('.html').replace('/', '-')}-{width}.png").absolute()
                 photograph(start, f"{address}/{page}", width, path)
     wrong = [f"{page} is {wide} pixels wide at {width}" for page, width, wide in found["wide"]]
+    wrong += [f"{page} cuts code at {width}, which begins with {text!r}" for page, width, text in found["cut"]]
     ids = found["ids"]
     wrong += [f"{page} links to {to}#{at}" for page, to, at in found["links"] if at not in ids.get(to, ())]
     told = [*sorted(set(wrong)), f"{len(pages)} pages, {len(found['links'])} links to places, {len(set(wrong))} wrong"]

@@ -345,19 +345,31 @@ def test_an_address_that_a_page_had_leads_somewhere():
     assert [old for old, page in moved.items() if old in pages or page not in pages] == []
 
 
+@pytest.mark.repository
+def test_lines_of_code_fit_a_page():
+    long = []
+    for path in DOCS.rglob("*.md"):
+        # Of the format the programs promise to be short.
+        text = "" if path.name == "format.md" else path.read_text(encoding="utf-8")
+        for code in re.findall(r"^```(?:python|sh|toml|ini|json|yaml)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            lines = [line for line in code.splitlines() if len(line) > 88]
+            long += [(path.name, line) for line in lines if max(map(len, line.split())) < 60]  # but for a digest
+    assert long == []
+
+
 # What is looked up, or read by auditors, whole. README.md and all other pages of docs are guides.
 NOT_GUIDES = {"api", "attacks", "changelog", "cli", "format", "glossary", "threat-model", "tour-reference"}
 MOST_WORDS = 34344
 
 
 def is_reference(name):
-    return name in NOT_GUIDES or name.startswith("api-")
+    return name in NOT_GUIDES or name.startswith(("api-", "door-"))
 
 
 @pytest.mark.repository
 def test_the_guides_have_no_more_words_than_a_reader_needs():
     guides = [ROOT / "README.md", *(path for path in DOCS.glob("[!_]*.md") if not is_reference(path.stem))]
-    words = {path.name: len(path.read_text(encoding="utf-8").split()) for path in guides}
+    words = {path.name: len(path.read_text(encoding="utf-8").replace(" \\\n", " ").split()) for path in guides}
     assert sum(words.values()) <= MOST_WORDS, dict(sorted(words.items(), key=lambda each: each[1]))
 
 
