@@ -1,8 +1,8 @@
 """Look at the built documentation in headless Chromium: ``python -m browser HTML [PICTURES]``.
 
 Each page is laid out at the width of a desktop and of a phone. Nothing may be wider than the window, no code wider than
-its block, and each link to a place of a page must lead to one. With PICTURES, a folder, each page is photographed at
-both widths too.
+its block, and each link to a place of a page must lead to one. Addresses that moved lead on, and the search finds a
+name in the files, without a server. With PICTURES, a folder, each page is photographed at both widths too.
 """
 
 import json
@@ -19,12 +19,19 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 WIDTHS = (1280, 390)
+OLD = {  # addresses of 0.2, and where they lead
+    "api.html#fastrack.attest.Policy": "api-attest.html#fastrack.attest.Policy",
+    "api.html#wrapped-keys": "api-providers.html",
+    "api.html#fastrack.seal": "api.html#fastrack.seal",
+    "costs.html": "benchmarks.html",
+}
+SOUGHT, FOUND = "protect_checkpoints", "api.html#fastrack.protect_checkpoints"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 # One frame for each page and width. What is found stands in the document in the end, which Chromium prints.
 LOOK = """<!doctype html><body><script>
 (async () => {
-  const found = {wide: [], cut: [], links: [], ids: {}};
+  const found = {wide: [], cut: [], links: [], lost: [], ids: {}};
   for (const width of WIDTHS) for (const page of PAGES) {
     const frame = document.createElement("iframe");
     frame.width = width; frame.height = 900; frame.style.border = 0; frame.src = page;
@@ -37,6 +44,14 @@ LOOK = """<!doctype html><body><script>
     for (const link of inside.querySelectorAll("a[href]"))
       if (link.host === location.host && link.hash && link.pathname !== "/genindex.html")
         found.links.push([page, link.pathname.slice(1), decodeURIComponent(link.hash.slice(1))]);
+    frame.remove();
+  }
+  for (const [old, now] of Object.entries(OLD)) {
+    const frame = document.createElement("iframe");
+    frame.src = old; document.body.append(frame);
+    await new Promise(done => setTimeout(done, 5000));
+    const at = frame.contentWindow.location, there = at.pathname.slice(1) + at.hash;
+    if (there !== now) found.lost.push([old, there]);
     frame.remove();
   }
   const told = document.createElement("pre");
@@ -85,17 +100,24 @@ def look_at_pages(html, pictures=None):
         pages = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
         pages = [page for page in pages if page not in {"genindex.html", "search.html"} and "_static" not in page]
         (site / "look.html").write_text(
-            LOOK.replace("WIDTHS", json.dumps(WIDTHS)).replace("PAGES", json.dumps(pages)), encoding="utf-8"
+            LOOK.replace("WIDTHS", json.dumps(WIDTHS))
+            .replace("PAGES", json.dumps(pages))
+            .replace("(OLD)", f"({json.dumps(OLD)})"),
+            encoding="utf-8",
         )
         look = [*start, "--virtual-time-budget=600000", "--dump-dom", f"{address}/look.html"]
         printed = subprocess.run(look, capture_output=True, text=True, check=True, timeout=500).stdout
         found = json.loads(unescape(re.search(r'<pre id="found">(.*?)</pre>', printed, re.DOTALL)[1]))
+        search = [*start, "--virtual-time-budget=30000", "--dump-dom", f"{(site / 'search.html').as_uri()}?q={SOUGHT}"]
+        results = subprocess.run(search, capture_output=True, text=True, check=True, timeout=120).stdout
         for width in WIDTHS if pictures else ():
             for page in pages:
                 path = Path(pictures, f"{page.removesuffix('.html').replace('/', '-')}-{width}.png").absolute()
                 photograph(start, f"{address}/{page}", width, path)
     wrong = [f"{page} is {wide} pixels wide at {width}" for page, width, wide in found["wide"]]
     wrong += [f"{page} cuts code at {width}, which begins with {text!r}" for page, width, text in found["cut"]]
+    wrong += [f"{old} leads to {there}" for old, there in found["lost"]]
+    wrong += [] if f'href="{FOUND}"' in results else [f"the search finds no {SOUGHT} without a server"]
     ids = found["ids"]
     wrong += [f"{page} links to {to}#{at}" for page, to, at in found["links"] if at not in ids.get(to, ())]
     told = [*sorted(set(wrong)), f"{len(pages)} pages, {len(found['links'])} links to places, {len(set(wrong))} wrong"]
