@@ -333,7 +333,7 @@ site: $(STAMP) $(NATIVE)  ## build the documentation as it is published, in docs
 	$(BIN)/python .ci/site.py docs/_build/site $(SITE)
 
 # Needs Chromium, such as Debian's package of that name.
-site-check: docs  ## look for what is too wide and for links to places that are not there, at 1280 and 390 pixels, and try the page of a sealed file; needs Chromium
+site-check: docs  ## look for what is too wide or cut, links and addresses that lead nowhere, at 1280 and 390 pixels, and try search and the page of a sealed file; needs Chromium
 	PYTHONPATH=tests $(BIN)/python -m browser docs/_build/html $(PICTURES)
 	PYTHONPATH=tests $(BIN)/python -m browser.sealed_file docs/_build/html $(PICTURES)
 
