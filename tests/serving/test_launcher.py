@@ -19,6 +19,7 @@ from helpers.traced_writes import trace
 from safetensors.numpy import save_file
 
 from fastrack import Anchor, Key, publish, seal_folder
+from fastrack._keys.leases import LeasePage, Moment
 from fastrack.grants import Signer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, memfd and locks of folders")
@@ -260,6 +261,27 @@ def test_memory_with_a_key_takes_no_writes_and_is_of_one_user(place):
 
 
 @pytest.mark.slow
+def test_a_program_has_a_key_on_a_lease_until_that_ends_its_children_too(place):
+    """The page of the lease is of this process; the program and its child map it, and see its end at once."""
+    page = LeasePage.create([Key.load(place.path / "owner.key")], Moment.now().after(60))
+    twice = (
+        "import os, sys, safetensors, subprocess\n"
+        "def read():\n"
+        "    with safetensors.safe_open(sys.argv[1] + '/model.safetensors', 'np') as file:\n"
+        "        return int(file.get_tensor('b').sum())\n"
+        "print(read(), flush=True); sys.stdin.readline()\n"
+        "if len(sys.argv) == 2: subprocess.run([*sys.orig_argv, 'child'], stdin=subprocess.DEVNULL)\n"
+        "read()\n"
+    )
+    program = (sys.executable, "-c", twice, "sealed")
+    with place.begin(*program, key=("--key", page.source), stdin=subprocess.PIPE) as process:
+        first = process.stdout.readline()
+        page.end("the test says so")
+        out, said = process.communicate("\n", timeout=120)
+    assert (first.strip(), out, process.returncode) == (SUM, "", 1), said
+    assert said.count("LeaseError: using key") + said.count("LeaseError: opening lease:") == 2, said
+
+
 def test_kv_blocks_have_a_named_key_or_a_random_one_where_nothing_else_reads_them(place):
     code = (
         "from fastrack.kv._settings import block_key\n"
