@@ -25,6 +25,8 @@ from fastrack.tour._ledger import Accepted, Attempt, TourLedger
 from fastrack.tour._messages import pack, read_grants, unpack, write_grants
 from fastrack.tour._request import VisitRequest
 
+_LEAST = timedelta(seconds=2)  # of a lease
+
 
 @public
 class HolderDesk(DeskBase):
@@ -48,11 +50,15 @@ class HolderDesk(DeskBase):
         The holder's signing key, whose public half is in the plan.
     ledger : TourLedger
         The database.
+    lease : datetime.timedelta, optional
+        The time that a visit may use the keys until its machine has proved itself again, from two seconds to 366 days;
+        until then `TourLedger.stop` ends a visit in progress. By default to the end of the visit.
 
     Raises
     ------
     ValueError
-        If the plan has no holder with this key, there is no key or file, or grants of so many could not be read.
+        If the plan has no holder with this key, there is no key or file, grants of so many could not be read, or
+        `lease` is out of range.
     RollbackError
         If the database is that of another plan.
 
@@ -85,21 +91,27 @@ class HolderDesk(DeskBase):
         terms: Terms,
         signer: Signer,
         ledger: TourLedger,
+        lease: timedelta | None = None,
     ) -> None:
         names = [name for name, verifier in plan.holders.items() if verifier == signer.verifier]
         if not names:
             raise ValueError(f"opening a holder's desk: expected a plan with {signer.verifier!r}, got one without")
         self.name = names[0]
         self._keys, self._files, self._signer = tuple(keys), tuple(sorted(set(files))), signer
+        self._lease = lease
         if not self._keys or not self._files:
             raise ValueError(
                 f"opening the desk of {self.name}: expected keys and files, got {len(self._keys)} and "
                 f"{len(self._files)}. Name what visits may open"
             )
+        if lease is not None and not _LEAST <= lease <= timedelta(days=366):
+            raise ValueError(
+                f"opening the desk of {self.name}: expected lease= of two seconds to 366 days, got {lease}. Name one"
+            )
         # An answer that could not be made or read would use up a consent each time, so one is made and read now.
         recipient = Identity.generate(ALGORITHM).recipient
         try:
-            read_grants(unpack("consented", self._answer(b"", recipient, plan.expires))["grants"])
+            read_grants(unpack("consented", self._answer(b"", recipient, plan.expires, lease))["grants"])
         except ValueError as error:
             raise ValueError(
                 f"opening the desk of {self.name}: expected keys and files whose grants fit into its answers, got "
@@ -127,6 +139,8 @@ class HolderDesk(DeskBase):
 
     def _begin(self, body: bytes) -> bytes:
         parts = unpack("begin", body)
+        if parts["delegation"] and not parts["chain"]:
+            return self._renew(parts)
         now = self._terms.clock()
         self._require_time(now)
         chain = self._read_chain(parts["chain"])
@@ -150,14 +164,48 @@ class HolderDesk(DeskBase):
             issued=now,
             expires=expires,
         ).sign(self._signer)
-        answer = self._answer(consent.envelope, verified.recipient, expires)
+        lease = self._lease_until(expires, now)
+        answer = self._answer(consent.envelope, verified.recipient, expires, lease)
         details = {"claims": verified.describe(), "delegation": delegation.digest, "files": len(self._files)}
+        if lease is not None:
+            details["lease"] = int(lease.total_seconds())
         begun = Attempt(delegation.visit, delegation.attempt, delegation.previous, consent.envelope, None)
         self._ledger.begin(begun, latest, offer=parts["offer"], now=now, details=details)  # last: it counts
         return answer
 
-    def _answer(self, consent: bytes, recipient: Recipient, expires: datetime) -> bytes:
-        grants = self._wrap(recipient, self._keys, files=self._files, expires=expires)
+    def _renew(self, parts: Mapping[str, bytes]) -> bytes:
+        """Grant the keys for another lease to the visit that is here, once it has proved itself anew."""
+        now = self._terms.clock()
+        delegation = Delegation.from_bytes(parts["delegation"], signer=self.plan.owner)
+        latest, place = self._ledger.latest(), f"renewing the keys of visit {delegation.visit}"
+        consent = None if latest is None else Consent.from_bytes(latest.document, signer=self._signer.verifier)
+        if latest is None or consent is None or latest.receipt or consent.delegation != delegation.digest:
+            raise RollbackError(
+                f"{place}: expected the visit that is here, got one that is over, or that a later attempt made void. "
+                "Begin the visit again"
+            )
+        lease = self._lease_until(consent.expires, now)
+        if lease is None or consent.files != self._files:
+            raise GrantError(
+                f"{place}: expected a desk that grants the same files on a lease, got one that was opened anew with "
+                "others, or without. Begin the visit again"
+            )
+        request, verified = self._verify(parts["request"], parts["offer"], now)
+        request.require_again(delegation, self.plan.code)
+        answer = self._answer(latest.document, verified.recipient, consent.expires, lease)
+        self._ledger.renew(latest, verified.describe(), offer=parts["offer"], now=now)  # last: it may be stopped by now
+        return answer
+
+    def _lease_until(self, expires: datetime, now: datetime) -> timedelta | None:
+        """Return the lease of keys that are granted now, which ends with the visit at the latest; None for none."""
+        if self._lease is not None and expires - now < _LEAST:
+            raise GrantError(
+                f"granting keys on a lease: expected a visit after {now}, got one until {expires}. It is over"
+            )
+        return None if self._lease is None else min(self._lease, expires - now)
+
+    def _answer(self, consent: bytes, recipient: Recipient, expires: datetime, lease: timedelta | None) -> bytes:
+        grants = self._wrap(recipient, self._keys, files=self._files, expires=expires, lease=lease)
         return pack("consented", consent=consent, grants=write_grants(grants))
 
     def _require_delegated(self, delegation: Delegation, request: VisitRequest, now: datetime) -> None:

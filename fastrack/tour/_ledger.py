@@ -11,11 +11,13 @@ from datetime import datetime
 from hashlib import sha256
 from typing import Any
 
+from fastrack._documents.canonical import encode
 from fastrack._keys.signing import read_unverified_payload
 from fastrack._service.journal import Journal, read_journal
 from fastrack._util.public import public
-from fastrack.errors import AuthenticationError, FormatError, RollbackError
+from fastrack.errors import AuthenticationError, FormatError, GrantError, RollbackError
 
+_MACHINE = ("cpu", "devices")  # of the claims, which stay while a machine stays as it is
 _COLUMNS = "visit, attempt, previous, document, receipt"
 
 
@@ -149,6 +151,58 @@ CREATE TRIGGER receipts_are_final BEFORE UPDATE ON attempts WHEN OLD.receipt IS 
             members = {**details, "attempt": number, "offer": sha256(offer).hexdigest(), "visit": visit}
             self._append("begun", members, now)
 
+    def renew(self, attempt: Attempt, claims: Mapping[str, Any], *, offer: bytes, now: datetime) -> None:
+        """Log that the keys of a visit in progress were granted for another lease, and those claims that changed.
+
+        Raise `RollbackError` if it is no more in progress, and `GrantError` if its holder ended it.
+        """
+        with self._transaction(is_promise=True):
+            self._require_last(attempt)
+            if self._entries("stopped", attempt):
+                raise GrantError(
+                    f"renewing the keys of visit {attempt.visit}: expected a visit in progress, got one that its "
+                    "holder ended. Ask the holder why"
+                )
+            members: dict[str, Any] = {
+                "attempt": attempt.attempt,
+                "offer": sha256(offer).hexdigest(),
+                "visit": attempt.visit,
+            }
+            begun = self._entries("begun", attempt)[0].get("claims", {})
+            members |= {name: claims[name] for name in _MACHINE if encode(claims[name]) != encode(begun.get(name))}
+            self._append("renewed", members, now)
+
+    def stop(self, why: str, *, now: datetime) -> tuple[Attempt, int]:
+        """End the visit in progress, whose keys are on a lease: none is renewed any more. Return it and the lease.
+
+        The lease is in seconds, within which its machine loses the keys. A desk on this database may go on meanwhile.
+
+        Raises
+        ------
+        RollbackError
+            If no visit is in progress.
+        GrantError
+            If its keys are not on a lease, or it is the database of an owner.
+        """
+        with self._transaction(is_promise=True):
+            latest = self._find_last()
+            if latest is None or latest.receipt is not None or self._entries("stopped", latest):
+                raise RollbackError(f"ending a visit in {self.path}: expected one in progress, got none. Nothing to do")
+            lease = next((each.get("lease") for each in self._entries("begun", latest)), None)
+            if lease is None:
+                raise GrantError(
+                    f"ending visit {latest.visit} in {self.path}: expected one whose keys are on a lease, got one that "
+                    "has them to its end. Stop the desk, and serve it with a lease before the next attempt"
+                )
+            self._append("stopped", {"attempt": latest.attempt, "visit": latest.visit, "why": why}, now)
+        return latest, lease
+
+    def _entries(self, event: str, attempt: Attempt) -> list[dict[str, Any]]:
+        """Return what the log says of an event at an attempt."""
+        rows = self._database.execute("SELECT details FROM log WHERE event = ? ORDER BY number", (event,))
+        found = [dict(json.loads(row[0])) for row in rows]
+        return [each for each in found if (each["visit"], each["attempt"]) == (attempt.visit, attempt.attempt)]
+
     def end(self, accepted: Accepted, *, now: datetime) -> None:
         """Store the receipt of an attempt. To store it once more changes nothing; another one is an IntegrityError."""
         with self._transaction(is_promise=True):
@@ -197,7 +251,8 @@ CREATE TRIGGER receipts_are_final BEFORE UPDATE ON attempts WHEN OLD.receipt IS 
 class Kept:
     """The content of a desk's database: its role, the digest of its plan, and all attempts in their order.
 
-    `details` has what the log says of each attempt, with the SHA-256 of its offer as the database has it.
+    `details` has what the log says of each attempt, with the SHA-256 of its offer as the database has it, and
+    ``stopped``: why its holder ended it, or None.
     """
 
     role: str
@@ -218,7 +273,7 @@ def read_kept(path: str | os.PathLike[str]) -> Kept:
         rows = [(Attempt(*values), sha256(offer).hexdigest()) for *values, offer in database.execute(query)]
         return database.execute("SELECT role, digest FROM plan").fetchone(), rows
 
-    logged: dict[str, dict[tuple[int, int], dict[str, Any]]] = {"begun": {}, "ended": {}}
+    logged: dict[str, dict[tuple[int, int], dict[str, Any]]] = {"begun": {}, "ended": {}, "stopped": {}}
     try:
         entries, (bound, rows) = read_journal(path, TourLedger, read)
         for entry in entries:
@@ -242,4 +297,6 @@ def read_kept(path: str | os.PathLike[str]) -> Kept:
             f"reading {path} failed: expected the attempts, offers and receipts of its log, got others. It was "
             "altered, or a desk wrote to it; restore it from a copy, or stop the desk"
         )
-    return Kept(bound[0], bound[1], tuple(each for each, _ in rows), tuple(details.values()))
+    stopped = {key: {"stopped": logged["stopped"].get(key, {}).get("why")} for key in details}
+    told = tuple(members | stopped[key] for key, members in details.items())
+    return Kept(bound[0], bound[1], tuple(each for each, _ in rows), told)

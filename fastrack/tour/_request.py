@@ -26,7 +26,7 @@ from fastrack.attest._exchange import Collector
 from fastrack.attest._offer import ALGORITHM, CHALLENGE_LIMIT, Challenge, Offer, OfferBinding
 from fastrack.errors import RollbackError
 from fastrack.tour._chain import Chain
-from fastrack.tour._documents import ModelVersion, version_of_model
+from fastrack.tour._documents import Delegation, ModelVersion, version_of_model
 
 KIND = "fastrack/visit"
 _NUMBER = fields.integer(0, (1 << 32) - 1)
@@ -84,8 +84,15 @@ class VisitRequest:
 
     def require_next(self, chain: Chain) -> None:
         """Raise `RollbackError` unless this is a request for the next visit of a chain, by the code of its plan."""
-        expected = VisitRequest.of(chain, self.challenges, chain.plan.code, self.signer)
-        for name in ("plan", "visit", "head", "model", "code"):
+        self._require(VisitRequest.of(chain, self.challenges, chain.plan.code, self.signer))
+
+    def require_again(self, delegation: Delegation, code: str) -> None:
+        """Raise `RollbackError` unless this is another request for the visit of a delegation, by its own key."""
+        visit, model = (delegation.plan, delegation.visit, delegation.previous), delegation.before
+        self._require(VisitRequest(self.challenges, *visit, model, code, delegation.signer))
+
+    def _require(self, expected: VisitRequest) -> None:
+        for name in ("plan", "visit", "head", "model", "code", "signer"):
             wanted, found = getattr(expected, name), getattr(self, name)
             if wanted != found:
                 raise RollbackError(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fastrack._files.reader import SealedFile
-from fastrack._keys.grants import Grants
+from fastrack._keys.grants import Grants, open_key
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
 from fastrack._keys.recipients import Identity
@@ -26,6 +26,7 @@ from fastrack._util.new_folder import new_folder
 from fastrack._util.public import public
 from fastrack.attest._collect import collect_evidence
 from fastrack.attest._exchange import Collector
+from fastrack.attest._lease import Lease
 from fastrack.attest._offer import Challenge, read_clock
 from fastrack.errors import FormatError, GrantError
 from fastrack.tour._buffer import DataBuffer, needed
@@ -101,6 +102,8 @@ def visit(
         If the owner or the holder does not accept the evidence.
     GrantError, SignatureError, AuthenticationError, FormatError
         If an answer, the model or the data do not verify.
+    LeaseError
+        If the holder's keys are on a lease, and the holder ended the visit, or its desk did not renew them in time.
     OSError
         If a desk cannot be reached, or a file not be read or written.
 
@@ -204,28 +207,57 @@ def _begin(
                 f"beginning a visit failed: expected key {given.entry.key} of the model and a fresh key "
                 f"{delegation.key}, got {model.id} and {fresh.id}. Ask the owner to open its desk with the right key"
             )
-        answer = unpack("consented", holder_desk.ask("begin", pack("begin", delegation=delegation.envelope, **shown)))
-        consent = Consent.from_bytes(answer["consent"], signer=holder)
-        if consent.delegation != delegation.digest:
-            raise GrantError(
-                "beginning a visit failed: expected the holder's consent to this visit, got that to another"
-            )
-        data = _unlock(answer["grants"], identity, holder, clock(), unlocked)
-        return _Begun(signer, delegation, consent, KeyRing([model]), fresh, KeyRing(data), unlocked.pop_all())
+        consents: list[Consent] = []
+
+        def exchange(_: float) -> list[tuple[Grants, Key]]:
+            """Have the holder grant the keys of its data: with the consent, and then for each lease of them."""
+            message, own, is_first = shown, identity, not consents
+            if not is_first:
+                challenge = Challenge.from_bytes(holder_desk.ask("challenge"))
+                again = VisitRequest.of(chain, (challenge,), code, signer.verifier)
+                proof, own = make_visit_offer(again, collect)
+                message = {"request": again.to_bytes(), "offer": proof.to_bytes()}  # the desk knows the chain
+            asked = pack("begin", delegation=delegation.envelope, **message)
+            answer = unpack("consented", holder_desk.ask("begin", asked))
+            consent = Consent.from_bytes(answer["consent"], signer=holder)
+            if consent.delegation != delegation.digest:
+                raise GrantError(
+                    "beginning a visit failed: expected the holder's consent to this visit, got that to another"
+                )
+            with ExitStack() as opened:
+                granted = _open(answer["grants"], own, holder, clock(), opened)
+                kept = opened.pop_all()
+            if is_first:  # those of renewals the lease wipes
+                unlocked.callback(kept.close)
+                consents.append(consent)
+            return granted
+
+        data = Lease(exchange)
+        unlocked.callback(data.close)
+        return _Begun(signer, delegation, consents[0], KeyRing([model]), fresh, data, unlocked.pop_all())
 
 
 def _unlock(
     content: bytes, identity: Identity, issuer: Verifier, now: datetime, unlocked: ExitStack, count: int | None = None
 ) -> tuple[Key, ...]:
     """Return granted keys, which `unlocked` wipes when it is closed."""
+    return tuple(key for _, key in _open(content, identity, issuer, now, unlocked, count))
+
+
+def _open(
+    content: bytes, identity: Identity, issuer: Verifier, now: datetime, unlocked: ExitStack, count: int | None = None
+) -> list[tuple[Grants, Key]]:
+    """Return grants with their keys, which `unlocked` wipes when it is closed. Only a holder's may be on a lease."""
     envelopes = read_grants(content)
     if not envelopes or count not in {None, len(envelopes)}:
         raise FormatError(f"unlocking grants failed: expected {count or 'one or more'} keys, got {len(envelopes)}")
-    keys = []
+    granted = []
     for envelope in envelopes:
-        keys.append(Grants.from_bytes(envelope, owner=issuer).unlock(identity, now=now).first)
-        unlocked.callback(keys[-1].wipe)
-    return tuple(keys)
+        grants = Grants.from_bytes(envelope, owner=issuer)
+        key = grants.unlock(identity, now=now).first if count else open_key(grants, identity, now=now)
+        unlocked.callback(key.wipe)
+        granted.append((grants, key))
+    return granted
 
 
 class _Work:
@@ -291,11 +323,13 @@ class _Work:
                     )
                 if self._clock() > self._begun.end:
                     raise GrantError(f"{file.path}: expected to open it by {self._begun.end}, got later. Begin again")
+                self._begun.data.first.material()  # before the buffer, whose end the receipt counts
                 self._files.append(file.file_id)
                 yield buffer.open(file, self._begun.data)
 
     def end(self, chain: Chain, after: ModelVersion) -> Chain:
         """Sign the receipt with the new model, and return the chain with it."""
+        self._begun.data.first.material()  # so that a visit that its holder ended fails, though it has all data
         following = chain.extend(self._sign(after).envelope)
         self._signed = following.visits[-1].receipt
         return following

@@ -31,6 +31,7 @@ REASONS = {
     "tour plan": SMALL,
     "tour own": SERVES,
     "tour hold": SERVES,
+    "tour stop": "appends one entry to a log, once",
     "tour key": SMALL,
     "tour run": "trains, and a visit counts as begun before it does",
     "bench": "measures, and writes figures where it is asked to",

@@ -325,3 +325,34 @@ def test_a_visit_that_was_broken_off_or_never_ended_is_listed(cli, made, folder)
     assert "visit 0, attempt 2" in cli(line).stdout
     assert "NOT COMPLETE" in cli(line).stdout
     assert cli.json(line.replace("--partial", ""), status=1)["error"]["type"] == "RollbackError"
+
+
+def test_a_holder_ends_a_visit_in_progress_by_a_command(cli, made, folder, served):
+    desk = f"--policy policy.toml --insecure-loopback --owner owner.signer.pub --plan-digest {made.plan.digest}"
+    hold = f"tour hold v0 {desk} --signer a.signer --key a.key --data a.safetensors --database a.db"
+    assert "--lease" in cli.error(f"{hold} --lease 1s", status=2)
+    assert "--lease" in cli.error(f"{hold} --lease soon", status=2)
+    assert "none.db" in cli.error("tour stop --database none.db --why asked")
+    assert not (folder / "none.db").exists()
+    cli(f"{hold} --lease 30m")
+    [(holder, _)] = served
+    assert "expected one in progress" in cli.error("tour stop --database a.db --why asked")
+
+    class Stopped:
+        def ask(self, step, body=b""):
+            answer = holder.ask(step, body)
+            if step == "begin":
+                stopped.append(cli.json("tour stop --database a.db --why 'the wrong cohort'"))
+            return answer
+
+    stopped = []
+    tour.visit(
+        "v0", "v1", TRAIN, owner=made.owner.verifier, owner_desk=open_desk(folder, "owner"), holder_desk=Stopped(),
+        data=["a.safetensors"], collect=made.machine, clock=clock,
+    )  # fmt: skip
+    assert stopped == [{"path": "a.db", "visit": 0, "attempt": 1, "seconds": 1800}]
+    line = "tour verify v1 --owner owner.signer.pub --partial --database a.db"
+    [attempt] = cli.json(line)["attempts"]  # it was over before the lease was
+    assert attempt["state"] == "in the chain; ended by its holder: the wrong cohort"
+    assert "expected one in progress" in cli.error("tour stop --database a.db --why asked")
+    assert "keys are on a lease" in cli.error("tour stop --database owner.db --why asked")

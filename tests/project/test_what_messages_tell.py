@@ -250,6 +250,7 @@ COMMANDS = {
     "tour own, database": f"tour own tour {BROKER} --database {{}} --insecure-loopback",
     "tour hold, digest": f"tour hold tour {HOLD} --plan-digest {{}} --data x.safetensors",
     "tour hold, data": f"tour hold tour {HOLD} --plan-digest {'0' * 64} --data {{}}",
+    "tour stop": "tour stop --database {} --why asked",
     "tour run": "tour run {} out --config run.toml",
     "tour run, config": "tour run tour out --config {}",
     "tour verify": "tour verify {} --owner owner.pub",

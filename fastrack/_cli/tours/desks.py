@@ -1,5 +1,6 @@
 """``fastrack tour own``, ``hold`` and ``key``: the desks of the owner of a model and of a holder of data."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,11 +11,13 @@ from fastrack._cli.attest.exchange import Collateral, UnderPolicy, load_collater
 from fastrack._cli.commands.broker import Certificate, Host, InsecureLoopback, Port, PrivateKey, Signer, check_tls
 from fastrack._cli.commands.grant import load_signer
 from fastrack._cli.console import clean, tell
+from fastrack._cli.documents import parse_period
 from fastrack._cli.errors import refuse_values
 from fastrack._cli.files import KEPT, check_new, check_sealed, open_ring
 from fastrack._cli.options import Json, KeyFile, KeyFiles
 from fastrack._cli.tours.options import OwnerKey, Source, list_shards, load_chain
 from fastrack._keys.keyring import KeyRing
+from fastrack._util.regular_file import open_regular
 from fastrack.attest import _verify_offer
 from fastrack.attest._device_collateral import check_folder
 from fastrack.errors import FormatError
@@ -82,6 +85,9 @@ def hold(
     port: Port = 8443,
     insecure_loopback: InsecureLoopback = False,
     collateral: Collateral = None,
+    lease: Annotated[
+        str | None, typer.Option(metavar="PERIOD", help="Time that a visit may use keys until it is proved again.")
+    ] = None,
     rate: Rate = 60.0,
     burst: Burst = 30,
 ) -> None:
@@ -94,9 +100,25 @@ def hold(
     ring, mine = open_ring(key), load_signer(signer)
     files = _read_ids(data, ring)
     terms, keys = _read_terms(policy, collateral), list(ring) or [ring.first]
-    with refuse_values("--signer or --data"):
-        desk = HolderDesk(plan, keys, files=files, terms=terms, signer=mine, ledger=TourLedger(database))
+    period = None if lease is None else parse_period(lease, "--lease")
+    with refuse_values("--signer or --data" if period is None else "--signer, --data or --lease"):
+        desk = HolderDesk(plan, keys, files=files, terms=terms, signer=mine, ledger=TourLedger(database), lease=period)
     tour.serve(desk, host=host, port=port, insecure_loopback=insecure_loopback, rate=rate, burst=burst, **tls)
+
+
+def stop(
+    *,
+    database: Database,
+    why: Annotated[str, typer.Option(metavar="TEXT", help="The reason, for the holder's own log.")],
+    as_json: Json = False,
+) -> None:
+    """End the visit in progress, whose keys are on a lease: its desk renews them no more. The desk may go on."""
+    open_regular(database).close()  # a database that is missing would be made
+    with closing(TourLedger(database)) as ledger:
+        attempt, seconds = ledger.stop(why, now=read_clock())
+    named = f"visit {attempt.visit}, attempt {attempt.attempt}"
+    lines = [f"{clean(str(database))}: {named} is ended; its machine loses the keys within {seconds} seconds"]
+    tell(lines, as_json=as_json, path=str(database), visit=attempt.visit, attempt=attempt.attempt, seconds=seconds)
 
 
 def key(

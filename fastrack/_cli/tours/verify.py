@@ -152,14 +152,15 @@ def _judge(attempt: Attempt, details: Mapping[str, Any], chain: Chain, database:
     is_here = found is not None and found.receipt.consent == attempt.document
     receipt = None if attempt.receipt is None else read_receipt(attempt.receipt, chain.plan).receipt
     is_void = found is not None and found.delegation.attempt > attempt.attempt
-    if receipt is None:
-        if is_here:  # its visitor did not reach the holder, but the chain brings it
+    # Of a visit whose visitor did not reach the holder the chain brings the receipt.
+    if is_here and found is not None and receipt in {None, found.receipt}:
+        if details["stopped"] is None:
             return None
+        state = "in the chain"
+    elif receipt is None:
         state = "without a receipt"
     elif receipt.after is None:
         state = "broken off"
-    elif found is not None and is_here and found.receipt == receipt:
-        return None
     elif is_void:
         state = "void by a later attempt"
     else:
@@ -167,6 +168,8 @@ def _judge(attempt: Attempt, details: Mapping[str, Any], chain: Chain, database:
             f"{database}: expected receipt {receipt.digest:.16}… of visit {attempt.visit} in the chain, got none. "
             "Receipts were left out; get the whole chain"
         )
+    if details["stopped"] is not None:
+        state += f"; ended by its holder: {details['stopped']}"
     files, issued = len(consent.files), consent.issued.isoformat()
     return {"visit": attempt.visit, "attempt": attempt.attempt, "state": state, "files": files, "issued": issued}
 
