@@ -55,6 +55,7 @@ EXAMPLES = {
     "tour hold": (
         f"visit-0 --owner owner.pub --plan-digest DIGEST --data sealed {_DESK.format('lab')} --client-ca visitors.pem",
     ),
+    "tour stop": ("--database lab.db --why 'the ward asked'",),
     "tour run": ("visit-0 tour --config tour.toml",),
     "tour verify": ("tour/final --owner owner.signer.pub",),
     "tour key": ("tour/final model.key --owner owner.signer.pub --key owner.key",),
