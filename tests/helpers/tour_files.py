@@ -39,7 +39,7 @@ def train(state, shards):
 class Tour:
     """A folder of a tour: ``v0`` with the model and the plan, files of all keys, and a shard of each holder."""
 
-    def __init__(self, folder, order="ab", *, attempts=3, cpu="snp", gpus=0):
+    def __init__(self, folder, order="ab", *, attempts=3, cpu="snp", gpus=0, train=TRAIN):
         self.folder, self.order, self.gpus = Path(folder), order, gpus
         self.machine = Machine(cpu, gpus, is_small=True)
         self.owner, self.key = Signer.generate(), fastrack.Key.generate()
@@ -54,7 +54,7 @@ class Tour:
         self.plan = tour.start(
             model,
             self.folder / "v0",
-            TRAIN,
+            train,
             signer=self.owner,
             holders={name: signer.verifier for name, signer in self.holders.items()},
             order=order,
@@ -104,7 +104,7 @@ class Tour:
         return state["model"]["w"]
 
 
-def open_desk(folder, name, offset=OFFSET, trusted=None):
+def open_desk(folder, name, offset=OFFSET, trusted=None, lease=None):
     """Open the desk of a holder, or of the owner, from the files of a tour."""
     folder = Path(folder)
     owner = Verifier.load(folder / "owner.signer.pub")
@@ -119,7 +119,7 @@ def open_desk(folder, name, offset=OFFSET, trusted=None):
     with fastrack.load_file(folder / f"{name}.safetensors") as file:
         files = [file.file_id]
     key = fastrack.Key.load(folder / f"{name}.key")
-    return tour.HolderDesk(plan, [key], files=files, ledger=ledger, **given)
+    return tour.HolderDesk(plan, [key], files=files, ledger=ledger, lease=lease, **given)
 
 
 def lines_of(made):

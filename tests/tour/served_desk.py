@@ -34,7 +34,9 @@ class Desk:
 def main(path):
     given = json.loads(Path(path).read_text())
     folder = Path(path).parent
-    desk = open_desk(folder, given["name"], timedelta(seconds=given["offset"]), read_roots(given["roots"]))
+    lease = timedelta(seconds=given["lease"]) if "lease" in given else None
+    offset, roots = timedelta(seconds=given["offset"]), read_roots(given["roots"])
+    desk = open_desk(folder, given["name"], offset, roots, lease)
     tour.serve(Desk(desk), host="127.0.0.1", rate=1e6, burst=10**6, **given["options"])
 
 
