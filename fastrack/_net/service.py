@@ -12,7 +12,7 @@ from typing import Any
 
 from fastrack._keys.keys import read_private
 from fastrack._net.addresses import require_service
-from fastrack._net.connections import Connection
+from fastrack._net.connections import Answer, Connection
 from fastrack._net.retries import TransientError
 
 _Location = str | os.PathLike[str]
@@ -55,25 +55,26 @@ class Service:
         The content has at most a byte more than `limit`, or than an error may have. No proxy is asked, and no redirect
         followed.
         """
-        return self._exchange(path, {"Content-Type": "application/json"}, body, limit, end)
+        answer = self.exchange(path, body, {}, limit=limit, end=end)
+        return answer.status, answer.body
 
     def get(self, path: str, *, limit: int, end: float) -> tuple[int, bytes]:
         """Ask for a document, and return what `post` returns, by the same rules."""
-        return self._exchange(path, {}, None, limit, end)
+        answer = self.exchange(path, None, {}, limit=limit, end=end)
+        return answer.status, answer.body
 
-    def _exchange(
-        self, path: str, headers: dict[str, str], body: bytes | None, limit: int, end: float
-    ) -> tuple[int, bytes]:
+    def exchange(self, path: str, body: bytes | None, headers: dict[str, str], *, limit: int, end: float) -> Answer:
+        """Post a document with headers, or get one if there is none to send, and return the answer, by these rules."""
         address = self.address._replace(path=path)
         message = f"asking {self._name} at {address.netloc} failed: expected an answer"
+        headers = headers if body is None else {"Content-Type": "application/json", **headers}
         connection = Connection(address, max(end - time.monotonic(), 0.001), self._tls, is_direct=True)
         try:
-            answer = connection.exchange(address, headers, body, limit=max(limit, _ERROR_LIMIT), end=end)
+            return connection.exchange(address, headers, body, limit=max(limit, _ERROR_LIMIT), end=end)
         except (HTTPException, TransientError) as error:
             raise ConnectionError(f"{message} in HTTP, got {error!r:.80}. Check the address, and try again.") from error
         except TimeoutError:
             raise TimeoutError(f"{message} in time, got none. Try again, or give it more with timeout=") from None
-        return answer.status, answer.body
 
 
 def read_refusal(content: bytes) -> dict[str, str]:

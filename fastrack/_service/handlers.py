@@ -22,7 +22,7 @@ from fastrack.errors import AttestationError
 
 T = TypeVar("T")
 
-_JSON = "application/json"
+JSON = "application/json"
 _SHOWN = 200  # characters of a value shown in an answer
 _REST = 4.0  # of the time that a document has taken, until the next one of its address
 
@@ -53,7 +53,7 @@ class Handlers:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def wrap(
-        self, event: str, handle: Callable[[Request, dict[str, Any]], Awaitable[bytes]]
+        self, event: str, handle: Callable[[Request, dict[str, Any]], Awaitable[bytes | Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
         """Return a handler that counts the request, answers refusals, and writes one line of the log."""
 
@@ -63,7 +63,8 @@ class Handlers:
             start = time.perf_counter()
             try:
                 self._admit(address)
-                response = Response(await handle(request, fields), media_type=_JSON)
+                answer = await handle(request, fields)
+                response = answer if isinstance(answer, Response) else Response(answer, media_type=JSON)
             except ClientDisconnect:
                 fields["error"] = "the client broke off"
                 response = Response(status_code=400)
@@ -71,7 +72,7 @@ class Handlers:
                 refusal = self._refuse(error)
                 fields["error"] = str(error)[:400] if refusal.status != 500 else type(error).__name__
                 body = json.dumps({"error": refusal.members}).encode() + b"\n"
-                response = Response(body, refusal.status, refusal.headers, _JSON)
+                response = Response(body, refusal.status, refusal.headers, JSON)
             response.headers["Cache-Control"] = "no-store"
             fields |= {"status": response.status_code, "milliseconds": round(1e3 * (time.perf_counter() - start), 1)}
             level = logging.ERROR if response.status_code >= 500 else logging.INFO
@@ -160,5 +161,5 @@ def members_of(error: AttestationError) -> dict[str, str | None]:
 
 def require_json(request: Request) -> None:
     """Refuse a body of another type."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
-        raise RefusedError(415, f"expected a body of the type {_JSON}")
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+        raise RefusedError(415, f"expected a body of the type {JSON}")

@@ -24,9 +24,8 @@ from fastrack._util.fork import per_process
 from fastrack._util.locations import locate_local
 from fastrack._util.regular_file import open_regular
 from fastrack._util.rights import require_own
-from fastrack.errors import AuthenticationError, FormatError
+from fastrack.errors import AuthenticationError, FastrackError, FormatError
 
-_VERSION = 1
 _LABEL = b"fastrack/audit@1\0"
 _FIRST = bytes(32)
 _WAIT = 30.0  # seconds for a lock that another process holds
@@ -62,11 +61,13 @@ class Journal:
     file has all of them, without ``-wal``. Raise `FormatError` for another file, and `KeyPermissionError` if another
     user owns or may write to the file or its folder.
 
-    A subclass has the id of its application, and tables of its own beside the log.
+    A subclass has the id of its application, and tables of its own beside the log. `upgrades` are the statements that
+    make each version of the one before, the first of version 1; none changes a table that a reader requires.
     """
 
     application: ClassVar[int]
     schema: ClassVar[str]
+    upgrades: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = locate_local(path)
@@ -87,8 +88,10 @@ class Journal:
         self._database.execute("PRAGMA synchronous = FULL")
         with self._transaction():
             application = self._database.execute("PRAGMA application_id").fetchone()[0]
-            version = self._database.execute("PRAGMA user_version").fetchone()[0]
-            if (application, version) == (self.application, _VERSION):
+            version = self._version
+            if application == self.application and version:
+                if version > 1 + len(self.upgrades):
+                    raise sqlite3.DatabaseError(f"one of version {version}, of a later fastrack")
                 _require_tables(self._database, _LOG + self.schema)
                 return
             if application or version or self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
@@ -96,7 +99,27 @@ class Journal:
             for statement in (_LOG + self.schema).split(";\n"):  # a trigger holds statements too, but on one line
                 self._database.execute(statement)
             self._database.execute(f"PRAGMA application_id = {self.application}")
-            self._database.execute(f"PRAGMA user_version = {_VERSION}")
+            self._upgrade(1)
+
+    @property
+    def _version(self) -> int:
+        return int(self._database.execute("PRAGMA user_version").fetchone()[0])
+
+    def _upgrade(self, version: int) -> None:
+        for statement in self.upgrades[version - 1 :]:
+            self._database.execute(statement)
+        self._database.execute(f"PRAGMA user_version = {1 + len(self.upgrades)}")
+
+    def upgrade(self) -> None:
+        """Make a database of an earlier version one of this, in one transaction: a failure leaves it as it was."""
+        try:
+            with self._transaction(is_promise=True):
+                self._upgrade(self._version)
+        except sqlite3.DatabaseError as error:
+            wanted = f"the database of version {self._version} to become one of version {1 + len(self.upgrades)}"
+            raise FastrackError(
+                f"upgrading {self.path} failed: expected {wanted}, got {error}. It is as it was; start again"
+            ) from None
 
     @contextmanager
     def _transaction(self, *, is_promise: bool = False) -> Iterator[None]:
@@ -135,16 +158,17 @@ class Journal:
         with self._transaction():
             self._append(event, details, now)
 
-    def _append(self, event: str, details: Mapping[str, Any], now: datetime) -> int:
+    def _append(self, event: str, details: Mapping[str, Any], now: datetime) -> tuple[int, bytes]:
+        """Return the number and the hash of the new entry."""
         row = self._database.execute("SELECT number, hash FROM log ORDER BY number DESC LIMIT 1").fetchone()
         number, before = (0, _FIRST) if row is None else row
         text = encode(details).decode()
-        entry = (number + 1, encode_time(now), event, text)
+        entry = (int(number) + 1, encode_time(now), event, text)
+        digest = _hash_entry(before, *entry)
         self._database.execute(
-            "INSERT INTO log (number, time, event, details, hash) VALUES (?, ?, ?, ?, ?)",
-            (*entry, _hash_entry(before, *entry)),
+            "INSERT INTO log (number, time, event, details, hash) VALUES (?, ?, ?, ?, ?)", (*entry, digest)
         )
-        return int(number) + 1
+        return entry[0], digest
 
     def close(self) -> None:
         """Close the file."""
@@ -168,6 +192,9 @@ def read_journal(
             database.execute("BEGIN")  # so that all rows are of one snapshot
             if database.execute("PRAGMA application_id").fetchone()[0] != kind.application:
                 raise sqlite3.DatabaseError("one of another program")  # noqa: TRY301 - reported below
+            version = database.execute("PRAGMA user_version").fetchone()[0]
+            if version > 1 + len(kind.upgrades):
+                raise sqlite3.DatabaseError(f"one of version {version}, of a later fastrack")  # noqa: TRY301 - below
             _require_tables(database, _LOG + kind.schema)
             rows = database.execute("SELECT number, time, event, details, hash FROM log ORDER BY number").fetchall()
             others = read(database)

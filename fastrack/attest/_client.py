@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from fastrack._keys.keyring import KeyRing
+from fastrack._net.connections import Answer
 from fastrack._net.service import Service, read_refusal
 from fastrack._util.public import public
 from fastrack.attest._collect import collect_evidence
 from fastrack.attest._exchange import GRANTS_LIMIT, Collector, PendingOffer, make_offer
+from fastrack.attest._log_head import HEADER, Head
 from fastrack.attest._offer import CHALLENGE_LIMIT, Challenge
-from fastrack.errors import AttestationError
+from fastrack.errors import AttestationError, RollbackError
 from fastrack.grants import Verifier
 
 
@@ -70,23 +72,39 @@ def fetch_keys(
     """
     broker = Service(url, "the broker", "fetching keys", ca=ca)
     owners = (owner,) if isinstance(owner, Verifier) else tuple(owner)
-    pending, grants = ask_broker(broker, collect, timeout)
+    pending, grants, _ = ask_broker(broker, collect, timeout)
     return pending.unlock(grants, owner=owners, now=now)
 
 
-def ask_broker(broker: Service, collect: Collector, timeout: float) -> tuple[PendingOffer, bytes]:
-    """Make an offer for a new challenge of a broker, and return it with the grants that answer it."""
+def ask_broker(
+    broker: Service, collect: Collector, timeout: float, seen: Head | None = None
+) -> tuple[PendingOffer, bytes, Head | None]:
+    """Make an offer for a new challenge of a broker. Return it, the grants that answer it, and the head of the log.
+
+    Raise RollbackError if the log is older than the head that was seen before.
+    """
     end = time.monotonic() + timeout
-    challenge = Challenge.from_bytes(_post(broker, "/v1/challenges", b"", CHALLENGE_LIMIT, end))
+    challenge = Challenge.from_bytes(_post(broker, "/v1/challenges", b"", CHALLENGE_LIMIT, end).body)
     pending = make_offer(challenge, collect)
-    return pending, _post(broker, "/v1/offers", pending.to_bytes(), GRANTS_LIMIT, end)
+    told = {} if seen is None else {HEADER: str(seen)}
+    answer = _post(broker, "/v1/offers", pending.to_bytes(), GRANTS_LIMIT, end, told)
+    text = answer.headers.get(HEADER.lower())
+    head = None if text is None else Head.parse(text)
+    if seen is not None and (head is None or head.number <= seen.number):
+        raise RollbackError(
+            f"asking the broker for keys failed: expected a log that goes on from entry {seen.number}, got "
+            f"{'none' if head is None else f'one of {head.number}'}. It was set back; ask the owner"
+        )
+    return pending, answer.body, head
 
 
-def _post(broker: Service, path: str, body: bytes, limit: int, end: float) -> bytes:
-    status, content = broker.post(path, body, limit=limit, end=end)
-    if status == 200 and len(content) <= limit:
-        return content
-    raise _describe_refusal(path, status, content)
+def _post(
+    broker: Service, path: str, body: bytes, limit: int, end: float, headers: dict[str, str] | None = None
+) -> Answer:
+    answer = broker.exchange(path, body, headers or {}, limit=limit, end=end)
+    if answer.status == 200 and len(answer.body) <= limit:
+        return answer
+    raise _describe_refusal(path, answer.status, answer.body)
 
 
 def _describe_refusal(path: str, status: int, content: bytes) -> AttestationError:

@@ -19,7 +19,8 @@ from fastrack._util.public import public
 from fastrack.attest._client import ask_broker
 from fastrack.attest._collect import collect_evidence
 from fastrack.attest._exchange import Collector, open_lease
-from fastrack.errors import FastrackError, FormatError, LeaseError
+from fastrack.attest._log_head import QUARANTINE, Head
+from fastrack.errors import AttestationError, FastrackError, FormatError, LeaseError
 from fastrack.grants import Grants, Verifier
 
 Exchange = Callable[[float], list[tuple[Grants, Key]]]
@@ -128,6 +129,8 @@ class Lease(KeyRing):
             self.failure = error
             if not page.is_over:
                 page.reason = f"the last renewal failed: {str(error)[:300].rstrip('. ')}"
+            if isinstance(error, AttestationError) and error.field == QUARANTINE:
+                page.end()  # at once, as its owner wants it ended
             pause = min(_PAUSE, max(0.1, page.left / 8)) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
             self._due = boottime() + int(pause * 1e9)
             return False
@@ -233,8 +236,13 @@ def lease_keys(
     broker = Service(url, "the broker", "fetching keys", ca=ca)
     owners = (owner,) if isinstance(owner, Verifier) else tuple(owner)
 
+    seen: Head | None = None
+
     def exchange(seconds: float) -> list[tuple[Grants, Key]]:
-        pending, grants = ask_broker(broker, collect, max(0.001, min(timeout, seconds)))
-        return open_lease(pending, grants, owner=owners)
+        nonlocal seen
+        pending, grants, head = ask_broker(broker, collect, max(0.001, min(timeout, seconds)), seen)
+        granted = open_lease(pending, grants, owner=owners)
+        seen = head  # only of an answer that the owner signed
+        return granted
 
     return Lease(exchange, on_expiry)

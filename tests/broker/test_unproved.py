@@ -143,5 +143,5 @@ def test_a_machine_reads_the_grants_of_as_many_files_as_a_broker_takes(open_brok
     signer = Signer.generate("ML-DSA-65")
     broker = open_broker(files=identify(1250), signer=signer)
     pending = attest.make_offer(broker.make_challenge(), Machine())
-    _, grants = broker.answer(pending.to_bytes(), _ADDRESS)
+    _, grants, _ = broker.answer(pending.to_bytes(), _ADDRESS)
     assert len(pending.unlock(grants, owner=signer.verifier, now=NOW).first.files) == 1250

@@ -28,6 +28,8 @@ REASONS = {
     "attest grant": "spends a challenge; `attest verify` checks the same and grants nothing",
     "broker serve": SERVES,
     "broker head": SMALL,
+    "broker quarantine": "writes one line of a log, which `broker lift` takes back",
+    "broker lift": "writes one line of a log",
     "tour plan": SMALL,
     "tour own": SERVES,
     "tour hold": SERVES,
@@ -52,6 +54,7 @@ READS = {
     "attest verify",
     "broker log",
     "broker compare",
+    "broker machines",
     "tour verify",
 }
 READS |= {f"plan {name}" for name in ("transfer", "epoch", "checkpoint", "collective", "load", "validate")}

@@ -84,6 +84,7 @@ READING = {
     "attest show": "attest show offer",
     "attest verify": f"attest verify offer {OFFERED}",
     "broker log": "broker log --database broker.db",
+    "broker machines": "broker machines --database broker.db",
     "broker compare": "broker compare broker.db broker.db",
     "tour verify": "tour verify tour --owner owner.signer.pub --partial",
     "plan transfer": f"plan transfer --size 1MiB {PROFILE}",

@@ -1,25 +1,33 @@
 """``fastrack broker``: serve the owner's side of the exchange, and verify its log."""
 
+import getpass
+import os
 from collections.abc import Mapping
+from contextlib import closing, suppress
 from dataclasses import asdict
+from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fastrack._cli.attest.exchange import Collateral, FileIds, Period, UnderPolicy, load_collateral
 from fastrack._cli.commands.grant import load_signer
-from fastrack._cli.console import clean, new_table, pluralize, print_json, stdout
+from fastrack._cli.console import clean, new_table, pluralize, print_json, stdout, tell
 from fastrack._cli.documents import check_document, parse_period, write_document
 from fastrack._cli.files import open_ring
 from fastrack._cli.options import Json, KeyFiles
 from fastrack._service.limits import RateLimit
+from fastrack._util.regular_file import open_regular
 from fastrack.attest import Policy
 from fastrack.attest._broker.heads import compare_heads, read_head, sign_head
 from fastrack.attest._broker.ledger import Ledger, read_log
+from fastrack.attest._broker.machines import ID, MARKS, find_holders, find_quarantined, names_of
 from fastrack.attest._broker.service import Broker, Settings
 from fastrack.attest._device_collateral import check_folder
+from fastrack.attest._offer import read_clock
+from fastrack.attest._policy import read_policy_text
 from fastrack.errors import FastrackError
 from fastrack.grants import Verifier
 
@@ -36,6 +44,13 @@ Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0
 InsecureLoopback = Annotated[
     bool, typer.Option("--insecure-loopback", help="Serve without TLS, on a loopback address only.")
 ]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="A PPID, chip id or UEID; the id of a key; or the SHA-256 of a policy.")
+]
+Why = Annotated[str, typer.Option(metavar="TEXT", help="The reason, for the log.")]
+By = Annotated[str | None, typer.Option(metavar="NAME", help="Who decided it, for the log; by default the user.")]
+
+_LONGEST = 400
 
 app = typer.Typer(no_args_is_help=True, help="Grant keys to machines that prove what they are, over HTTPS.")
 
@@ -78,6 +93,7 @@ def serve(
     period = None if lease is None else parse_period(lease, "--lease")
     if period is not None and period.total_seconds() < 2:
         raise typer.BadParameter(f"expected two seconds or more, got {lease!r}", param_hint="--lease")
+    text = read_policy_text(policy)
     settings = Settings(
         Policy.from_toml(policy),
         challenge_lifetime=parse_period(challenge_lifetime, "--challenge-lifetime"),
@@ -85,6 +101,7 @@ def serve(
         files=tuple(file_id) if file_id else None,
         collateral=given,
         lease=period,
+        policy_id=sha256(text.encode()).hexdigest(),
     )
     ring, owner = open_ring(key), load_signer(signer)
     broker = Broker(settings, ring, owner, Ledger(database))
@@ -190,5 +207,67 @@ def compare(
         raise typer.Exit(1)
 
 
-for _command in (serve, log, head, compare):
+def machines(*, database: Database, as_json: Json = False) -> None:
+    """Verify the log, and list which machines hold which keys until when, and what is in quarantine."""
+    entries = read_log(database)
+    held, marked = find_holders(entries, read_clock()), find_quarantined(entries).values()
+    table = new_table("machine", "GPUs, with UEIDs", "keys", "renewed", "until", "quarantine")
+    for one in held:
+        gpus = ", ".join(f"{gpu['chip_id']} {gpu['ueid']}" for gpu in one.gpus)
+        cells = one.cpu or "", gpus, ", ".join(one.keys), one.renewed, one.until or "for ever"
+        table.add_row(*map(clean, cells), ", ".join(one.quarantined))
+    told = [f"quarantined: {entry.details['name']} since {entry.time}: {entry.details['why']}" for entry in marked]
+    stopped = [{"time": one.time, **one.details} for one in marked]
+    lines = [table, *map(clean, told)]
+    tell(lines, as_json=as_json, path=str(database), machines=[*map(asdict, held)], quarantined=stopped)
+
+
+def quarantine(
+    name: Name,
+    *,
+    database: Database,
+    why: Why,
+    by: By = None,
+    answer: Annotated[
+        str | None, typer.Option("--tell", metavar="TEXT", help="What refused machines are told beside that.")
+    ] = None,
+    unseen: Annotated[bool, typer.Option("--unseen", help="Take a name that the log does not have.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Refuse a machine, a key or all that a policy admits, from now on: no grant, and no renewal of a lease.
+
+    A running machine loses its keys when it next renews their lease. Keys that were granted for ever it keeps.
+    """
+    entries, name = read_log(database), name.lower()
+    kinds = {name: kind for entry in entries for name, kind in names_of(entry.details).items()}
+    if name not in kinds and not (unseen and ID.fullmatch(name)):
+        problem = "expected a name of this log, got another. `fastrack broker machines` lists machines and keys"
+        raise typer.BadParameter(f"{problem}; others need --unseen", param_hint="NAME")
+    held = sum(name in holder.names for holder in find_holders(entries, read_clock()))
+    given = {} if answer is None else {"tell": answer}
+    _mark(MARKS[0], name, database, by, why, as_json=as_json, kind=kinds.get(name, "unseen"), held=held, **given)
+
+
+def lift(name: Name, *, database: Database, why: Why, by: By = None, as_json: Json = False) -> None:
+    """End a quarantine: machines are judged by the policy again. A lease that ended meanwhile does not come back."""
+    _mark(MARKS[1], name.lower(), database, by, why, as_json=as_json)
+
+
+def _mark(event: str, name: str, database: Path, by: str | None, why: str, *, as_json: bool, **details: Any) -> None:
+    if by is None:
+        by = str(os.getuid())
+        with suppress(KeyError, OSError):  # of a user without a name
+            by = getpass.getuser()
+    told = {"by": by, "why": why, **details}
+    for option, text in told.items():
+        if isinstance(text, str) and not (text.strip() and text.isprintable() and len(text) <= _LONGEST):
+            problem = f"expected a line of up to {_LONGEST} characters, got another text"
+            raise typer.BadParameter(problem, param_hint=f"--{option}")
+    open_regular(database).close()  # a missing one would be made
+    with closing(Ledger(database)) as ledger:
+        ledger.mark(event, name, now=read_clock(), details=told)
+    tell([f"{event}: {clean(name)}"], as_json=as_json, event=event, name=name, **told)
+
+
+for _command in (serve, machines, quarantine, lift, log, head, compare):
     app.command()(_command)

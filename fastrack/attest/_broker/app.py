@@ -5,13 +5,15 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
-from fastrack._service.handlers import Handlers, RefusedError, members_of, require_json
+from fastrack._service.handlers import JSON, Handlers, RefusedError, members_of, require_json
 from fastrack._service.limits import Quota, RateLimit
-from fastrack.attest._broker.ledger import BusyError, ChallengeError
+from fastrack.attest._broker.ledger import BusyError, ChallengeError, QuarantineError
 from fastrack.attest._broker.service import Broker
 from fastrack.attest._errors import CollateralFileError
+from fastrack.attest._log_head import HEADER, Head
 from fastrack.attest._offer import BEGINNING_SIZE, OFFER_LIMIT, read_challenge_id
 from fastrack.errors import AttestationError, FormatError
 
@@ -31,16 +33,19 @@ def make_app(broker: Broker, *, limit: RateLimit, body_seconds: float = _BODY_SE
         fields["challenge"] = challenge.id
         return challenge.to_bytes()
 
-    async def answer_offer(request: Request, fields: dict[str, Any]) -> bytes:
+    async def answer_offer(request: Request, fields: dict[str, Any]) -> Response:
         require_json(request)
+        told = request.headers.get(HEADER)
+        seen = None if told is None else Head.parse(told)
         address = fields["address"]
 
         async def check(beginning: bytes) -> None:
             await shared.work(broker.require_challenge, read_challenge_id(beginning), address)
 
         async with shared.body(request, OFFER_LIMIT, address, check, BEGINNING_SIZE) as body:
-            fields["challenge"], grants = await shared.judge(address, lambda: broker.answer(bytes(body), address))
-        return grants
+            answer = await shared.judge(address, lambda: broker.answer(bytes(body), address, seen))
+        fields |= {"challenge": answer.challenge, "head": str(answer.head)}
+        return Response(answer.grants, headers={HEADER: fields["head"]}, media_type=JSON)
 
     challenges = Route("/v1/challenges", shared.wrap("challenge", make_challenge), methods=["POST"])
     offers = Route("/v1/offers", shared.wrap("offer", answer_offer), methods=["POST"])
@@ -59,6 +64,8 @@ def _refuse(error: Exception) -> RefusedError:
         if isinstance(error, ChallengeError):
             return RefusedError(409, str(error), **members)
         told = f"the {error.field} of the {error.evidence} is not accepted; the owner's log has what is expected"
+        if isinstance(error, QuarantineError):  # not what is in it, and why only in the owner's words
+            told, members["found"] = f"refused by the owner{f': {error.told}' if error.told else ''}", "refused"
         return RefusedError(403, told, **members)
     if isinstance(error, FormatError) and not isinstance(error, CollateralFileError):
         return RefusedError(400, str(error))

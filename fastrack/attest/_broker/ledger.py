@@ -1,5 +1,6 @@
 """The database of a broker: challenges that are used once, grants, and the log of both."""
 
+import json
 import os
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -8,10 +9,13 @@ from typing import Any
 from fastrack._documents.canonical import encode_time
 from fastrack._service.journal import Journal, LogRecord, broken, read_journal
 from fastrack.attest import Challenge
-from fastrack.errors import AttestationError
+from fastrack.attest._broker.machines import MARKS, find_quarantined, names_of
+from fastrack.attest._log_head import QUARANTINE, Head
+from fastrack.errors import AttestationError, FastrackError
 
 _KEPT = timedelta(hours=1)  # an expired challenge is remembered, so that it is not reported as unknown
 _OPEN_LIMIT = 100_000  # challenges
+_MARKED = f"event IN {MARKS}"
 
 
 class ChallengeError(AttestationError):
@@ -22,8 +26,21 @@ class BusyError(AttestationError):
     """Too many open challenges."""
 
 
+class QuarantineError(AttestationError):
+    """An offer of a machine, or for a key or under a policy, in quarantine. `told` is what the machine may know."""
+
+    told: str | None = None
+
+
+class SetBackError(ChallengeError):
+    """An offer of a machine that was told of an entry which the log does not have: it was set back, or forked."""
+
+
 class Ledger(Journal):
-    """The database of a broker. After a grant the file has all changes, without ``-wal``."""
+    """The database of a broker. After a grant the file has all changes, without ``-wal``.
+
+    Version 2 has entries of what is in quarantine, which a program of version 1 would pass over.
+    """
 
     application = 0x46545242  # "FTRB"
     schema = """CREATE TABLE challenges (id TEXT PRIMARY KEY, document BLOB NOT NULL, expires TEXT NOT NULL, used TEXT);
@@ -37,6 +54,7 @@ CREATE TRIGGER grants_are_not_removed BEFORE DELETE ON grants BEGIN SELECT RAISE
 CREATE TRIGGER challenges_are_used_once BEFORE UPDATE ON challenges WHEN OLD.used IS NOT NULL
     BEGIN SELECT RAISE(ABORT, 'the challenge was used'); END;
 """
+    upgrades = (f"CREATE INDEX marks ON log (number) WHERE {_MARKED}",)
 
     def add_challenge(self, challenge: Challenge, *, now: datetime) -> None:
         """Store a challenge, and delete long expired challenges. Raise `BusyError` if too many are open."""
@@ -90,9 +108,20 @@ CREATE TRIGGER challenges_are_used_once BEFORE UPDATE ON challenges WHEN OLD.use
         return challenge
 
     def add_grant(
-        self, challenge_id: str, recipient: str, keys: list[str], *, now: datetime, details: Mapping[str, Any]
-    ) -> int:
-        """Store a grant of keys, and return the number of its entry. A challenge has one at most, after its use."""
+        self,
+        challenge_id: str,
+        recipient: str,
+        keys: list[str],
+        *,
+        now: datetime,
+        details: Mapping[str, Any],
+        seen: Head | None = None,
+    ) -> Head:
+        """Store a grant of keys, and return the head that it makes. A challenge has one at most, after its use.
+
+        `seen` is the head that the machine was told before. Raise `SetBackError` if the log does not have it, and
+        `QuarantineError` if the machine, a key or the policy is in quarantine: no later entry grants to it.
+        """
         with self._transaction(is_promise=True):
             row = self._database.execute("SELECT used FROM challenges WHERE id = ?", (challenge_id,)).fetchone()
             known = self._database.execute("SELECT 1 FROM grants WHERE challenge = ?", (challenge_id,)).fetchone()
@@ -100,17 +129,79 @@ CREATE TRIGGER challenges_are_used_once BEFORE UPDATE ON challenges WHEN OLD.use
                 state = "a grant already" if known else "one that was not used"
                 raise _refuse_challenge("granting keys", "a used challenge without a grant", state, "Start again.")
             members = {"challenge": challenge_id, "keys": keys, "recipient": recipient, **details}
-            number = self._append("granted", members, now)
+            self._require_admitted(members, seen)
+            head = Head(*self._append("granted", members, now))
             self._database.execute(
                 "INSERT INTO grants (challenge, recipient, keys, issued, entry) VALUES (?, ?, ?, ?, ?)",
-                (challenge_id, recipient, ",".join(keys), encode_time(now), number),
+                (challenge_id, recipient, ",".join(keys), encode_time(now), head.number),
             )
-        return number
+        return head
 
-    def add_renewal(self, challenge_id: str, entry: int, *, now: datetime, details: Mapping[str, Any]) -> None:
-        """Log that a lease was renewed, in short: its keys and its machine are those of an earlier entry, ``as``."""
+    def add_renewal(
+        self, challenge_id: str, entry: int, *, now: datetime, details: Mapping[str, Any], seen: Head | None = None
+    ) -> Head:
+        """Log that a lease was renewed, in short: its keys and its machine are those of an earlier entry, ``as``.
+
+        `seen`, the errors and the result are those of `add_grant`.
+        """
         with self._transaction(is_promise=True):
-            self._append("renewed", {"challenge": challenge_id, "as": entry, **details}, now)
+            members = self._database.execute("SELECT details FROM log WHERE number = ?", (entry,)).fetchone()[0]
+            self._require_admitted(json.loads(members), seen)
+            return Head(*self._append("renewed", {"challenge": challenge_id, "as": entry, **details}, now))
+
+    def mark(self, event: str, name: str, *, now: datetime, details: Mapping[str, Any]) -> None:
+        """Put a machine, a key or a policy into quarantine by its name, or lift that; `MARKS` has both events.
+
+        Raise FastrackError if it is so already, or if brokers of version 1 may be using the database.
+        """
+        with self._transaction(is_promise=True):
+            if self._version <= len(self.upgrades):  # a broker that may be running would pass over the entry
+                raise FastrackError(
+                    f"changing a quarantine failed: expected a database of version {1 + len(self.upgrades)}, got "
+                    f"version {self._version}. End its broker, and start it again with this version of fastrack"
+                )
+            entry = self._quarantined().get(name)
+            if (event == MARKS[0]) == (entry is not None):
+                wanted, found = ("a name in", "one in none") if entry is None else ("a name in no", "one in it")
+                since = "" if entry is None else f" since entry {entry.number}, of {entry.time}"
+                raise FastrackError(
+                    f"changing a quarantine failed: expected {wanted} quarantine, got {found}{since}. "
+                    "List them: fastrack broker machines"
+                )
+            self._append(event, {"name": name, **details}, now)
+
+    def _quarantined(self) -> dict[str, LogRecord]:
+        query = f"SELECT number, time, event, details, hash FROM log WHERE {_MARKED} ORDER BY number"  # noqa: S608
+        rows = self._database.execute(query)
+        return find_quarantined(LogRecord(*row) for row in ((*row[:3], json.loads(row[3]), row[4]) for row in rows))
+
+    def _require_admitted(self, members: Mapping[str, Any], seen: Head | None) -> None:
+        """Require the log that the machine was told of, and that nothing of a grant is in quarantine."""
+        if seen is not None:
+            row = self._database.execute("SELECT hash FROM log WHERE number = ?", (seen.number,)).fetchone()
+            if row is None or row[0] != seen.hash:
+                found = "another one" if row else "an older log"
+                raise SetBackError(
+                    f"granting keys failed: expected the entry {seen.number} that this machine was told of, got "
+                    f"{found}. The broker's log was set back; its owner has to look",
+                    evidence="log",
+                    field="head",
+                    wanted=seen,
+                    found=found,
+                )
+        marked = self._quarantined()
+        for name, kind in names_of(members).items():
+            if (entry := marked.get(name)) is not None:
+                error = QuarantineError(
+                    f"granting keys failed: expected nothing in quarantine, got the {kind} {name}, by entry "
+                    f"{entry.number}. Lift it: fastrack broker lift",
+                    evidence="offer",
+                    field=QUARANTINE,
+                    wanted=f"nothing of entry {entry.number}",
+                    found=name,
+                )
+                error.told = entry.details.get("tell")
+                raise error
 
 
 def read_log(path: str | os.PathLike[str], *, head: bytes | None = None) -> list[LogRecord]:

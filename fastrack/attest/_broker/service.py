@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastrack._documents.canonical import encode
 from fastrack._keys.keyring import KeyRing
 from fastrack._util import gate
-from fastrack.attest import Challenge, Policy, TdxCollateral, TrustedRoots, issue_grants, verify_offer
+from fastrack.attest import Challenge, Policy, TdxCollateral, TrustedRoots, VerifiedOffer, issue_grants, verify_offer
 from fastrack.attest._broker.ledger import Ledger
 from fastrack.attest._exchange import check_files
+from fastrack.attest._log_head import Head
 from fastrack.attest._offer import BEGINNING_SIZE, OFFER_KIND, read_challenge_id, read_clock
 from fastrack.errors import AttestationError, FormatError
 from fastrack.grants import Signer
@@ -26,7 +27,7 @@ class Settings:
 
     `challenge_lifetime` limits the time to an offer, `grant_lifetime` the time to open its grants. `files` are the
     ids of the sealed files that keys may open, None for all; `collateral` replaces the machines' collateral. `lease` is
-    the time for which a machine may use the keys, None for ever.
+    the time for which a machine may use the keys, None for ever. `policy_id` names the policy in the log.
     """
 
     policy: Policy
@@ -37,6 +38,15 @@ class Settings:
     roots: TrustedRoots = TrustedRoots()  # noqa: RUF009 - it is frozen
     clock: Callable[[], datetime] = read_clock
     lease: timedelta | None = None
+    policy_id: str | None = None
+
+
+class Answer(NamedTuple):
+    """The answer to an offer: the id of its challenge, the grants, and the head of the log with them."""
+
+    challenge: str
+    grants: bytes
+    head: Head
 
 
 class Broker:
@@ -53,7 +63,9 @@ class Broker:
         # Before any challenge, which would be used up for no answer.
         check_files(settings.files, self._keys, signer, settings.lease)
         self._leased: dict[bytes, int] = {}  # entries of the log, by the keys and the claims of their machines
-        members = {"keys": [key.id for key in self._keys], "signer": signer.verifier.id}
+        ledger.upgrade()
+        self._named = {} if settings.policy_id is None else {"policy": settings.policy_id}
+        members = {"keys": [key.id for key in self._keys], "signer": signer.verifier.id, **self._named}
         ledger.append("started", members, now=settings.clock())
 
     def make_challenge(self) -> Challenge:
@@ -69,8 +81,8 @@ class Broker:
         if not self._ledger.is_open(challenge_id, now=now):
             self._ledger.use_challenge(challenge_id, now=now, details={"address": address})  # logs and raises
 
-    def answer(self, body: bytes, address: str) -> tuple[str, bytes]:
-        """Answer an offer: return the challenge's id, and the grants.
+    def answer(self, body: bytes, address: str, seen: Head | None = None) -> Answer:
+        """Answer an offer of a machine that was told a head of the log before.
 
         The challenge is used up before the offer is parsed, and the grant is logged before it is returned, so a
         challenge gives at most one answer, and one parsing, even after a crash. A body that is larger than an offer may
@@ -93,23 +105,28 @@ class Broker:
                 files=settings.files,
                 lease=settings.lease,
             )
+            return Answer(challenge.id, grants, self._log(verified, challenge.id, address, seen, now))
         except Exception as error:
             self._ledger.append("refused", {"challenge": challenge.id, "address": address, **reason_of(error)}, now=now)
             raise
+
+    def _log(self, verified: VerifiedOffer, challenge_id: str, address: str, seen: Head | None, now: datetime) -> Head:
+        """Log a grant, in short if the same machine had the same keys before. Raise what the ledger refuses."""
         claims = {name: value for name, value in verified.describe().items() if name in {"cpu", "devices"}}
         keys = [key.id for key in self._keys]
-        details = {"address": address, **claims}
+        details = {"address": address, **self._named, **claims}
         known = b""
-        if settings.lease is not None:
-            claims["lease"] = details["lease"] = int(settings.lease.total_seconds())
+        if (lease := self._settings.lease) is not None:
+            claims["lease"] = details["lease"] = int(lease.total_seconds())
             known = sha256(encode([keys, claims])).digest()
         if known in self._leased:
-            self._ledger.add_renewal(challenge.id, self._leased[known], now=now, details={"address": address})
-            return challenge.id, grants
-        number = self._ledger.add_grant(challenge.id, verified.recipient.id, keys, now=now, details=details)
+            details = {"address": address}
+            return self._ledger.add_renewal(challenge_id, self._leased[known], now=now, details=details, seen=seen)
+        recipient = verified.recipient.id
+        head = self._ledger.add_grant(challenge_id, recipient, keys, now=now, details=details, seen=seen)
         if known and len(self._leased) < _MACHINES:
-            self._leased[known] = number
-        return challenge.id, grants
+            self._leased[known] = head.number
+        return head
 
 
 def reason_of(error: BaseException) -> dict[str, Any]:
