@@ -99,27 +99,27 @@ class Journal:
             for statement in (_LOG + self.schema).split(";\n"):  # a trigger holds statements too, but on one line
                 self._database.execute(statement)
             self._database.execute(f"PRAGMA application_id = {self.application}")
-            self._upgrade(1)
+            self._database.execute("PRAGMA user_version = 1")
+            self._upgrade()
 
     @property
     def _version(self) -> int:
         return int(self._database.execute("PRAGMA user_version").fetchone()[0])
 
-    def _upgrade(self, version: int) -> None:
-        for statement in self.upgrades[version - 1 :]:
+    def _upgrade(self) -> None:
+        for version, statement in enumerate(self.upgrades[self._version - 1 :], self._version + 1):
             self._database.execute(statement)
-        self._database.execute(f"PRAGMA user_version = {1 + len(self.upgrades)}")
+            self._database.execute(f"PRAGMA user_version = {version}")
 
     def upgrade(self) -> None:
         """Make a database of an earlier version one of this, in one transaction: a failure leaves it as it was."""
         try:
             with self._transaction(is_promise=True):
-                self._upgrade(self._version)
+                self._upgrade()
         except sqlite3.DatabaseError as error:
-            wanted = f"the database of version {self._version} to become one of version {1 + len(self.upgrades)}"
-            raise FastrackError(
-                f"upgrading {self.path} failed: expected {wanted}, got {error}. It is as it was; start again"
-            ) from None
+            wanted = f"its version {self._version} to become {1 + len(self.upgrades)}"
+            message = f"upgrading {self.path} failed: expected {wanted}, got {error}. It is as it was; start again"
+            raise FastrackError(message) from None
 
     @contextmanager
     def _transaction(self, *, is_promise: bool = False) -> Iterator[None]:

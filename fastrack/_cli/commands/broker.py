@@ -95,7 +95,7 @@ def serve(
         raise typer.BadParameter(f"expected two seconds or more, got {lease!r}", param_hint="--lease")
     text = read_policy_text(policy)
     settings = Settings(
-        Policy.from_toml(policy),
+        Policy.from_toml(text),
         challenge_lifetime=parse_period(challenge_lifetime, "--challenge-lifetime"),
         grant_lifetime=parse_period(grant_lifetime, "--grant-lifetime"),
         files=tuple(file_id) if file_id else None,

@@ -19,7 +19,7 @@ _MARKED = f"event IN {MARKS}"
 
 
 class ChallengeError(AttestationError):
-    """An offer for a challenge that cannot be used: unknown, used before, or expired."""
+    """An offer for a challenge that cannot be used: unknown, used before, expired, or of a log that was set back."""
 
 
 class BusyError(AttestationError):
@@ -30,10 +30,6 @@ class QuarantineError(AttestationError):
     """An offer of a machine, or for a key or under a policy, in quarantine. `told` is what the machine may know."""
 
     told: str | None = None
-
-
-class SetBackError(ChallengeError):
-    """An offer of a machine that was told of an entry which the log does not have: it was set back, or forked."""
 
 
 class Ledger(Journal):
@@ -119,7 +115,7 @@ CREATE TRIGGER challenges_are_used_once BEFORE UPDATE ON challenges WHEN OLD.use
     ) -> Head:
         """Store a grant of keys, and return the head that it makes. A challenge has one at most, after its use.
 
-        `seen` is the head that the machine was told before. Raise `SetBackError` if the log does not have it, and
+        `seen` is the head that the machine was told before. Raise `ChallengeError` if the log does not have it, and
         `QuarantineError` if the machine, a key or the policy is in quarantine: no later entry grants to it.
         """
         with self._transaction(is_promise=True):
@@ -162,12 +158,10 @@ CREATE TRIGGER challenges_are_used_once BEFORE UPDATE ON challenges WHEN OLD.use
                 )
             entry = self._quarantined().get(name)
             if (event == MARKS[0]) == (entry is not None):
-                wanted, found = ("a name in", "one in none") if entry is None else ("a name in no", "one in it")
-                since = "" if entry is None else f" since entry {entry.number}, of {entry.time}"
-                raise FastrackError(
-                    f"changing a quarantine failed: expected {wanted} quarantine, got {found}{since}. "
-                    "List them: fastrack broker machines"
-                )
+                wanted = "a name in quarantine, got another" if entry is None else "one that is in none"
+                found = "" if entry is None else f", got one in it since entry {entry.number}, of {entry.time}"
+                advice = "List them: fastrack broker machines"
+                raise FastrackError(f"changing a quarantine failed: expected {wanted}{found}. {advice}")
             self._append(event, {"name": name, **details}, now)
 
     def _quarantined(self) -> dict[str, LogRecord]:
@@ -180,15 +174,9 @@ CREATE TRIGGER challenges_are_used_once BEFORE UPDATE ON challenges WHEN OLD.use
         if seen is not None:
             row = self._database.execute("SELECT hash FROM log WHERE number = ?", (seen.number,)).fetchone()
             if row is None or row[0] != seen.hash:
-                found = "another one" if row else "an older log"
-                raise SetBackError(
-                    f"granting keys failed: expected the entry {seen.number} that this machine was told of, got "
-                    f"{found}. The broker's log was set back; its owner has to look",
-                    evidence="log",
-                    field="head",
-                    wanted=seen,
-                    found=found,
-                )
+                wanted, found = f"the entry {seen} that this machine was told of", "another" if row else "an older log"
+                advice = "The broker's log was set back: its owner has to look"
+                raise _refuse_challenge("granting keys", wanted, found, advice, "head")
         marked = self._quarantined()
         for name, kind in names_of(members).items():
             if (entry := marked.get(name)) is not None:
@@ -218,9 +206,9 @@ def read_log(path: str | os.PathLike[str], *, head: bytes | None = None) -> list
     return entries
 
 
-def _refuse_challenge(action: str, wanted: str, found: object, advice: str) -> ChallengeError:
+def _refuse_challenge(action: str, wanted: str, found: object, advice: str, field: str = "challenge") -> ChallengeError:
     message = f"{action} failed: expected {wanted}, got {found}. {advice}"
-    return ChallengeError(message, evidence="offer", field="challenge", wanted=wanted, found=found)
+    return ChallengeError(message, evidence="offer", field=field, wanted=wanted, found=found)
 
 
 def _verify_grants(entries: list[LogRecord], grants: set[tuple[Any, ...]]) -> None:

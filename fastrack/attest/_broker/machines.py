@@ -57,9 +57,9 @@ def find_holders(entries: list[LogRecord], now: datetime) -> list[Holder]:
     for entry in entries:
         if entry.event == "granted":
             granted[entry.number] = entry
-        first = entry if entry.event == "granted" else granted.get(entry.details.get("as", 0))
-        if first is None:
+        if entry.event not in {"granted", "renewed"}:
             continue
+        first = granted[entry.details.get("as", entry.number)]
         details, names = first.details, list(names_of(first.details))
         gpus = [{name: device.get(name) for name in _MEMBERS["devices"]} for device in details.get("devices") or ()]
         cpu = next(filter(None, map((details.get("cpu") or {}).get, _MEMBERS["cpu"])), None)
