@@ -57,6 +57,7 @@ def options_of(words):
 def fault_of(line):
     """Return what there is not of a command, or None."""
     program, *words = shlex.split(line, comments=True)
+    words = words[: words.index("--")] if "--" in words else words  # behind it stands another program
     if program == "fastrack":
         options = options_of(words)
         if options is None:
