@@ -226,7 +226,7 @@ def test_the_page_on_qualification_has_its_rows():
     from fastrack_bench.qualification.rows import ROWS
 
     rows = [f"{number} | {name}" for number, (name, _) in enumerate(ROWS, 1)]
-    assert find(r"^\| (\d+ \| .*?) \|", "docs/qualification.md") == rows
+    assert find(r"^\| (\d+ \| .*?) \|", "docs/_qualified.md") == rows
 
 
 @pytest.mark.repository
