@@ -35,7 +35,7 @@ html_copy_source = False
 html_show_copyright = False
 
 # Addresses that pages had, and the pages that have taken them over, whose headings are named as before.
-MOVED = {"costs": "benchmarks", "plan": "benchmarks", "preemption": "distributed"}
+MOVED = {"attestation-setup": "attestation", "costs": "benchmarks", "plan": "benchmarks", "preemption": "distributed"}
 REDIRECT = """<!doctype html>
 <meta charset="utf-8">
 <meta name="robots" content="noindex">

@@ -1,4 +1,4 @@
-"""The page on setting up attestation names every key of a policy, and every service."""
+"""The page on attestation names every key of a policy, and every service."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,8 @@ import pytest
 
 from fastrack import FormatError, attest
 
-PAGE = (Path(__file__).parents[2] / "docs" / "attestation-setup.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = "".join((DOCS / name).read_text() for name in ("attestation.md", "_policy-keys.md"))
 REGISTERS = (
     "mrtd",
     "rtmr0",
@@ -58,6 +59,6 @@ def test_the_page_has_the_addresses_that_are_asked():
 
 
 def test_its_examples_of_measurements_and_events_are_a_policy():
-    gpu, events = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    events, gpu = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     policy = attest.Policy.from_toml(f"version = 1\n[cpu.tdx]\nmrtd = 'any'\nrtmr1 = 'any'\n{events}\n{gpu}")
     assert (len(policy.tdx.events["rtmr2"]), len(policy.gpu.measurements)) == (2, 1)

@@ -53,7 +53,6 @@ HELD = {
     },
     "the project has no confidential machine": {
         "docs/attestation.md": ["**Not yet run on a confidential machine.**"],
-        "docs/attestation-setup.md": ["**Not yet run on a confidential machine.**"],
         "docs/serving.md": ["**The server has not yet run on a confidential machine.**"],
         "docs/tour.md": ["**Not yet run on a confidential machine.**"],
     },
@@ -73,7 +72,7 @@ HELD = {
         "docs/threat-model.md": ["**This is untested.**"],
     },
     "it is so by design, and a test of the feature says it": {
-        "docs/attestation-setup.md": ["## Not supported: Azure's paravisor"],
+        "docs/attestation.md": ["## Not supported: Azure's paravisor"],
         "docs/gpu.md": ["A transfer attests nothing by itself"],
         "docs/models.md": ["DeepSpeed ZeRO-3 is not supported"],
         "docs/remote.md": ["`anchor=` takes local files only"],

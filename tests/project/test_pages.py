@@ -31,12 +31,11 @@ NOT_RUN = {
     "README.md": {"installs packages": 1},
     "CONTRIBUTING.md": {"takes minutes": 1},
     "docs/api-ray.md": {"needs Ray": 1},
-    "docs/attestation-setup.md": {
+    "docs/attestation.md": {
         "needs a confidential machine": 5,
         "needs sev-snp-measure and a firmware": 1,
         "serves until it is asked to end": 1,
     },
-    "docs/attestation.md": {"needs a confidential machine": 1, "serves until it is asked to end": 1},
     "docs/benchmarks.md": {"takes minutes": 1, "needs a profile": 1},
     "docs/collectives.md": {"needs several ranks": 2, "waits for an owner": 1},
     "docs/data.md": {"needs torchvision": 1, "needs timm": 1},
