@@ -46,6 +46,9 @@ EXAMPLES = {
     "attest policy": ("offer.json policy.toml --challenge challenge.json",),
     "broker serve": (_DESK.format("owner"),),
     "broker log": ("--database owner.db",),
+    "broker machines": ("--database owner.db",),
+    "broker quarantine": ("41E23D711E1C4FBFAC --database owner.db --why 'it was stolen'",),
+    "broker lift": ("41E23D711E1C4FBFAC --database owner.db --why 'it was found'",),
     "broker head": ("head.json --database owner.db --signer owner.signer",),
     "broker compare": ("head.json owner.db --owner owner.signer.pub",),
     "tour plan": (
