@@ -14,7 +14,7 @@ import typer
 
 from fastrack._cli.attest.exchange import Collateral, FileIds, Period, UnderPolicy, load_collateral
 from fastrack._cli.commands.grant import load_signer
-from fastrack._cli.console import clean, new_table, pluralize, print_json, stdout, tell
+from fastrack._cli.console import clean, new_table, pluralize, print_json, print_lines, stdout, tell
 from fastrack._cli.documents import check_document, parse_period, write_document
 from fastrack._cli.files import open_ring
 from fastrack._cli.options import Json, KeyFiles
@@ -218,8 +218,11 @@ def machines(*, database: Database, as_json: Json = False) -> None:
         table.add_row(*map(clean, cells), ", ".join(one.quarantined))
     told = [f"quarantined: {entry.details['name']} since {entry.time}: {entry.details['why']}" for entry in marked]
     stopped = [{"time": one.time, **one.details} for one in marked]
-    lines = [table, *map(clean, told)]
-    tell(lines, as_json=as_json, path=str(database), machines=[*map(asdict, held)], quarantined=stopped)
+    document = {"path": str(database), "machines": [*map(asdict, held)], "quarantined": stopped}
+    if as_json:
+        print_json(**document)
+    else:
+        print_lines([table, *map(clean, told)])
 
 
 def quarantine(
