@@ -1,1 +1,1 @@
-"""A server of a sealed model: `docs/serving.md` describes it."""
+"""A server of a sealed model: `docs/serving-reference.md` describes it."""

@@ -386,7 +386,7 @@ def reload_under_load(served, turns):
         is_over.set()
         list(map(threading.Thread.join, threads))
     late = memory_of(served.server)
-    print(f"{len(answers)} answers, {len(faults)} faults")  # noqa: T201 - the figure of docs/serving.md
+    print(f"{len(answers)} answers, {len(faults)} faults")  # noqa: T201 - the figure of docs/serving-reference.md
     assert faults == []
     assert {edition for edition, _ in answers} == set(served.good)
     assert len({number for _, number in answers}) > 1
