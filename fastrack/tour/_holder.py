@@ -51,8 +51,8 @@ class HolderDesk(DeskBase):
     ledger : TourLedger
         The database.
     lease : datetime.timedelta, optional
-        The time that a visit may use the keys until its machine has proved itself again, from two seconds to 366 days;
-        until then `TourLedger.stop` ends a visit in progress. By default to the end of the visit.
+        The time that a visit may use the keys until its machine has proved itself again, from two seconds to 366 days.
+        `TourLedger.stop` can end such a visit in progress. By default to the end of the visit.
 
     Raises
     ------
