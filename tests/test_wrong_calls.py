@@ -122,5 +122,5 @@ def test_a_keyword_of_a_function_in_a_class_is_no_wrong_keyword_of_the_class():
         def __init__(self):
             super().__init__(nothing=1)
 
-    with pytest.raises(TypeError, match=r"^Vault\(\) got .* expected Vault\(store=None\)$"):
+    with pytest.raises(TypeError, match=r"^Vault\(\) got .* expected Vault\(store=None, \*, require=None\)$"):
         Failing()

@@ -25,7 +25,7 @@ from fastrack.errors import FastrackError
 Parameters = ParamSpec("Parameters")
 
 KINDS: dict[str, tuple[int, Any]] = {  # of errors: the exit status and the classes of each; the first that fits counts
-    "lease": (8, getattr(errors, "LeaseError", ())),
+    "lease": (8, errors.LeaseError),
     "authentication": (4, (errors.AuthenticationError, errors.SignatureError, errors.AttestationError)),
     "key": (5, (errors.UnknownKeyError, errors.KeyPermissionError, errors.GrantError, errors.ProviderError)),
     "input": (6, (errors.FormatError, FileNotFoundError, IsADirectoryError, NotADirectoryError)),

@@ -73,7 +73,7 @@ class Owner:
             raise fastrack.AttestationError("the challenge was used")
         key, now = fastrack.Key.from_bytes(self.secret), self.world.broker_time()
         expires, lease = now.replace(microsecond=0) + timedelta(minutes=5), timedelta(seconds=SECONDS)
-        document = _write_grants(offer.challenge_id, offer.recipient, [key], self.signer, None, expires, lease)
+        document = _write_grants(offer.challenge_id, offer.recipient, [key], self.signer, None, expires, lease=lease)
         self.answers.append(document)
         return document
 
@@ -130,11 +130,16 @@ class Machine:
         return open_lease(pending, answer, owner=owner.signer.verifier, now=world.broker_time())
 
     def look(self):
-        """Do what threads would do now, and compare each use with what is known from outside."""
+        """Use the key, do what threads would do now, and use it again: no use waits for them."""
+        self.compare()
         if self.lease._page.is_over:
             self.lease._page.end()
         elif self.world.boot * 1e9 >= self.lease._due:
             self.renew()
+            self.compare()
+
+    def compare(self):
+        """Compare each use with what is known from outside."""
         uses = {self.use(self.lease.first), self.use(self.child.keys[0])}
         assert len(uses) == 1, "processes differ"
         boot, real = self.world.boot, self.world.real

@@ -11,7 +11,10 @@ pytestmark = pytest.mark.skipif(not FILES or not (ROOT / "docs").exists(), reaso
 
 
 def test_the_tables_of_the_documentation_are_made_of_the_results():
-    files = {path.name for path in (ROOT / "docs").glob("_*.md")}
+    files = {path.name for path in (ROOT / "docs").glob("_*.md")} - {
+        "_qualified.md",
+        "_policy-keys.md",
+    }  # written by hand
     assert files == {f"_{name}.md" for name in TABLES}
     assert [name for name in TABLES if write(name) != (ROOT / f"docs/_{name}.md").read_text(encoding="utf-8")] == []
 

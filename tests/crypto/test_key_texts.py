@@ -95,5 +95,5 @@ def test_the_command_tells_of_it(saved, tmp_path, change):
     (tmp_path / "some.txt").write_bytes(change(saved[2].read_bytes()))
     (tmp_path / "some.txt").chmod(0o600)
     result = invoke(["key", str(tmp_path / "some.txt")])
-    assert result.exit_code == 1
+    assert result.exit_code == 5
     assert "Convert it, as dos2unix does" in result.stderr

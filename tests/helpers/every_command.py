@@ -97,6 +97,7 @@ READING = {
 SLOW = {"demo", "plan measure", "qualify", "tour run"}  # run in their own tests
 BESIDE = {"index"}  # writes beside its source, which training/test_shard_index.py tests
 BESIDE |= {"tour stop"}  # appends to the log of a desk, which cli/test_tour.py tests
+BESIDE |= {"broker quarantine", "broker lift"}  # append to that of a broker: cli/test_quarantine_commands.py
 FAILING = {
     "nothing matches": f"seal 'nope*' TARGET {KEY}",
     "nothing to seal": f"seal empty TARGET {KEY}",

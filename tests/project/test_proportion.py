@@ -53,6 +53,11 @@ OWN = {
     "attest/_fetch/collateral.py:_issued_at": "what was kept in a folder of one's own, by the parsers of the rest",
     "_documents/toml.py": "a policy, settings or a configuration, which its owner writes",
     "tour/_ledger.py": "the database of one's own desk",
+    "_models/launched.py": "what `fastrack run` of one's own has written into a folder of one's own",
+    "attest/_broker/heads.py": "a head that the owner has signed, of at most 64 KiB",
+    "attest/_broker/ledger.py": "the database of one's own broker",
+    "attest/_switches.py:_ask": "the output of a program of root's, which `admit` counts first",
+    "_devices/confidential.py": "what the driver answers, of a size that it bounds",
     "tour/nvflare.py": "the site's own resources",
 }
 """Files, and functions, whose parsers read no document of a stranger, and why."""
