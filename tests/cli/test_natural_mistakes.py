@@ -110,7 +110,7 @@ MISTAKES = [
     ("verify sealed.safetensors -k vault:nothing", 5, "vault"),
     ("verify sealed.safetensors -k fd:999", 1, "999"),
     ("verify - -k -", 2, "standard input once"),
-    ("grant owner.key --to nobody.pub --sign owner.signer", 5, "nobody.pub"),
+    ("grant owner.key --to absent.pub --sign owner.signer", 5, "absent.pub"),
     ("grant owner.key --to reader --sign owner.signer", 5, "reader"),
     ("grant owner.key --to reader.pub", 2, "--signer"),
     ("grant owner.key --to reader.pub --sign owner.key", 5, "owner.key"),

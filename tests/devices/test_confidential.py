@@ -66,7 +66,7 @@ def test_a_gpu_that_is_not_confidential_is_refused(machine, state, told):
     machine(**state)
     with pytest.raises(DeviceError, match=f"expected a GPU in confidential mode, as require= requires, got .*{told}"):
         confidential.check("cuda:0", "confidential")
-    confidential.check("cuda:0")  # it is nobody's requirement
+    confidential.check("cuda:0")  # which no one requires anything of
 
 
 def test_a_confidential_gpu_is_accepted_and_the_driver_asked_once(machine):
