@@ -51,6 +51,12 @@ SECRETS = {name: content(f"key {name}", size) for name, size in (("owner256", 32
 PASSPHRASE = "correct horse battery staple of a test"
 LINEAGE = "0123456789abcdef" * 2
 FILE_ID = "fedcba9876543210" * 2  # which one of the grants names
+CHIP = "0123456789ABCDEF"  # of a GPU that some of the grants name
+MARKS = [  # of a broker's log: what was put into quarantine, and lifted
+    ("quarantined", "0123456789abcdef", {"by": "ada", "why": "stolen", "kind": "unseen", "held": 0}),
+    ("quarantined", "5a" * 16, {"by": "ada", "why": "a new policy", "kind": "policy", "held": 1, "tell": "wait"}),
+    ("lifted", "5a" * 16, {"by": "ben", "why": "wrong one"}),
+]
 
 # Wrapped keys: the provider, the algorithm and the parameters of each.
 

@@ -1,6 +1,6 @@
 """Write golden files: small files of every format that fastrack writes today, which later versions have to open.
 
-    PYTHONPATH=tests python tests/golden/make_golden.py tests/golden/0.2
+    PYTHONPATH=tests python tests/golden/make_golden.py tests/golden/0.3
 
 It runs in the environment of the tests, once for each minor version. README.md says what is where. A folder that
 exists is never written to: nothing that was released is made again.
@@ -40,7 +40,7 @@ import fastrack
 from fastrack import Key, attest
 from fastrack.grants import Grants, Identity, Recipient, Signer, Verifier
 from fastrack.kv import BlockContext, BlockFolder
-from fastrack.providers import WrappedKey
+from fastrack.providers import Passphrase, WrappedKey
 
 KEYS = {name: Key.from_bytes(secret) for name, secret in contents.SECRETS.items()}
 OWNER = KEYS["owner256"]
@@ -113,6 +113,9 @@ def grants():
     first.save("alone.grants")
     first.add([carol], key=OWNER, signer=owner, passphrase=contents.PASSPHRASE).save("several.grants")
     Grants.issue(OWNER, [alice], signer=owner, lease=timedelta(hours=1)).save("leased.grants")
+    placed = {"signer": owner, "require": "confidential", "gpus": [contents.CHIP]}
+    Grants.issue(OWNER, [alice], **placed).save("placed.grants")
+    Grants.issue(OWNER, [alice], **placed, lease=timedelta(hours=1)).save("leased-placed.grants")
     limits = {"files": [contents.FILE_ID], "lineage": contents.LINEAGE, "least_version": 3, "expires": FAR}
     Grants.issue(KEYS["owner128"], [alice, carol], signer=owner_65, **limits).save("limited.grants")
 
@@ -149,6 +152,10 @@ def wrapped():
     for name, (provider, algorithm, parameters) in contents.WRAPPED.items():
         found = WrappedKey(provider, algorithm, OWNER.id, OWNER.bits, ciphertexts[name], parameters)
         found.save(f"{name}.wrapped")
+
+
+def phrase():
+    Passphrase(contents.PASSPHRASE).wrap(OWNER).save("owner256.wrapped")
 
 
 def tensors(described):
@@ -314,6 +321,7 @@ def attestation():
     owner = Signer.load("../pairs/owner.signer")
     Path("policy.toml").write_text(policy(1))
     Path("policy-all.toml").write_text(EVERY_KEY)
+    Path("policy-later.toml").write_text(policy(1) + LATER_KEYS)
     Path("collateral.json").write_text(tdx.as_json(tdx.collateral()))
     for cpu in ("tdx", "snp"):
         challenge = attest.Challenge.generate(now=NOW)
@@ -327,6 +335,8 @@ def attestation():
         verified = attest.verify_offer(offer, challenge, attest.Policy.from_toml(policy(1)), now=NOW, roots=roots())
         answer = attest.issue_grants(verified, list(KEYS.values()), signer=owner, now=NOW)
         Path(f"grants-{cpu}.json").write_bytes(answer)
+    answer = attest.issue_grants(verified, OWNER, signer=owner, now=NOW, lease=timedelta(hours=1))
+    Path("leased-snp.json").write_bytes(answer)
     found = {name: sorted(fingerprints) for name, fingerprints in asdict(roots()).items() if fingerprints}
     Path("roots.json").write_text(json.dumps(found, indent=1) + "\n")
 
@@ -385,9 +395,23 @@ max_revocation_age_days = 2
 """.format(**{f"{digit}{size}": f"{digit}5" * size for digit in "ab" for size in (16, 32, 48, 64)})
 
 
+# Since 0.3, of the section [gpu].
+LATER_KEYS = """\
+require = "proved"
+
+[gpu.measurements."GH100 610.10.01 96.00.9F.00.01"]
+until = "2999-12-31"
+digests = {{ 7 = "{a48}" }}
+""".format(a48="a5" * 48)
+
+
 def broker():
-    """Keep the memory of a broker that granted keys, refused an offer, and has an open challenge."""
-    from fastrack.attest._broker.ledger import Ledger
+    """Keep the memory of a broker that granted keys, refused an offer, and has an open challenge.
+
+    Another one granted a lease, renewed it, and has a machine in quarantine; its owner signed the head of the log.
+    """
+    from fastrack.attest._broker.heads import sign_head
+    from fastrack.attest._broker.ledger import Ledger, read_log
     from fastrack.attest._broker.service import Broker, Settings
 
     signer = Signer.load("../pairs/owner.signer")
@@ -400,7 +424,16 @@ def broker():
             with suppress(fastrack.AttestationError):  # of the machine without a GPU
                 served.answer(offer, "192.0.2.1")
         served.make_challenge()
-    assert list(Path().iterdir()) == [Path("broker.db")], "SQLite left more than one file"
+    leased = Settings(settings.policy, roots=roots(), clock=lambda: NOW, lease=timedelta(hours=1), policy_id="5a" * 16)
+    with closing(Ledger("leased.db")) as ledger:
+        served = Broker(leased, fastrack.KeyRing(OWNER), signer, ledger)
+        for _ in range(2):
+            offer = attest.make_offer(served.make_challenge(), Machine("tdx", 1, is_small=True))
+            served.answer(offer.to_bytes(), "192.0.2.1")
+        for event, name, told in contents.MARKS:
+            ledger.mark(event, name, now=NOW, details=told)
+        Path("leased.head").write_bytes(sign_head(read_log("leased.db"), signer))
+    assert sorted(map(str, Path().iterdir())) == ["broker.db", "leased.db", "leased.head"], "SQLite left more"
 
 
 def kv():
@@ -414,17 +447,22 @@ def block_context(tokens):
 
 
 def tours():
-    """Keep the folder of a tour of two visits that is over, and the folder in between."""
+    """Keep the folder of a tour of two visits that is over, the folder in between, and databases of desks."""
     with tempfile.TemporaryDirectory() as name:
         rig = Rig(Path(name), ("ada", "ben"), owner=Signer.load("../pairs/owner.signer"), key=OWNER)
         chain, manifest = rig.finish(rig.whole())
         for version in (1, 2):
             shutil.copytree(Path(name, f"v{version}"), f"v{version}")
+        for desk in ("owner", "ada"):
+            shutil.copyfile(Path(name, f"{desk}.db"), f"{desk}.db")
     chain.save("v2/tour.chain")
     Path("v2/model.safetensors.manifest").write_bytes(manifest)
 
 
-MAKERS = (keys, pairs, grants, wrapped, sealed, folder, training, data, manifests, attestation, broker, kv, tours)
+MAKERS = (
+    *(keys, pairs, grants, wrapped, phrase, sealed, folder, training, data, manifests, attestation, broker, kv),
+    tours,
+)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from fastrack.grants import Grants, Identity, Signer
 
 
 def test_there_are_files_of_every_version_that_was_released():
-    assert VERSIONS == ["0.1", "0.2"]
+    assert VERSIONS == ["0.1", "0.2", "0.3"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -16,7 +16,7 @@ from helpers.by_hand import keys
 import fastrack
 from fastrack.errors import FormatError, GrantError
 from fastrack.grants import Grants, Identity, Recipient, Signer, Verifier
-from fastrack.providers import WrappedKey
+from fastrack.providers import Passphrase, WrappedKey
 
 # Keys.
 
@@ -103,14 +103,21 @@ def test_grants_open_for_each_recipient(golden):
                 grants.unlock(people[person])
 
 
-def require_leased(path, golden):
-    """Read grants of a lease, which only a lease opens: its key comes out by the format."""
-    grants = Grants.load(path, owner=load_verifiers(golden))
-    assert (grants.seconds, grants.renew_after, grants.serial) == (3600, 1800, 1)
-    with pytest.raises(GrantError, match="lease_keys"):
-        grants.unlock(Identity.load(golden("pairs/alice")))
+def require_opens(path, golden, version):
+    """Require that the key of grants comes out by the format, and by fastrack if they are no lease."""
+    grants, alice = Grants.load(path, owner=load_verifiers(golden)), Identity.load(golden("pairs/alice"))
+    if is_lease := version in {2, 4}:
+        assert (grants.seconds, grants.renew_after, grants.serial) == (3600, 1800, 1)
+    if is_placed := version in {3, 4}:
+        assert (grants.require, grants.gpus) == ("confidential", (contents.CHIP,))
+    assert (grants.seconds is not None, grants.require is not None) == (is_lease, is_placed)
+    if is_lease:
+        with pytest.raises(GrantError, match="lease_keys"):
+            grants.unlock(alice)
+    else:
+        assert grants.unlock(alice).first == owner_key(golden)
     owner = golden("pairs/owner.signer.pub").read_text().rstrip()
-    payload = by_hand.read_grants(path.read_bytes(), [owner], version=2)
+    payload = by_hand.read_grants(path.read_bytes(), [owner], version=version)
     assert by_hand.unwrap(payload, golden("pairs/alice").read_bytes()) == contents.SECRETS["owner256"]
 
 
@@ -118,15 +125,16 @@ LATER = [*VERSIONS[2:], pytest.param("written now", marks=pytest.mark.nightly)]
 
 
 @pytest.mark.parametrize("golden", LATER, indirect=True)
-@opens("grants/leased.grants")
-def test_grants_of_a_lease_open(golden):
-    require_leased(golden("grants/leased.grants"), golden)
+@opens("grants/leased.grants", "grants/placed.grants", "grants/leased-placed.grants")
+def test_grants_of_leases_and_places_open(golden):
+    for name, version in (("leased", 2), ("placed", 3), ("leased-placed", 4)):
+        require_opens(golden(f"grants/{name}.grants"), golden, version)
 
 
 @pytest.mark.parametrize("golden", ["0.2"], indirect=True)
 @opens("pairs/alice")
 def test_grants_of_a_lease_that_were_written_after_0_2_open(golden):
-    require_leased(HERE / "since-0.2" / "leased.grants", golden)
+    require_opens(HERE / "since-0.2" / "leased.grants", golden, version=2)
 
 
 @opens("grants/limited.grants")
@@ -195,6 +203,20 @@ def test_wrapped_keys_open(golden):
             continue
         assert stand_in.open(document) == contents.SECRETS["owner256"]
         assert fastrack.unseal(sealed, keys=wrapped, framework="numpy").tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("golden", LATER, indirect=True)
+@opens("phrase/owner256.wrapped")
+def test_a_key_under_a_passphrase_opens(golden):
+    wrapped, content = WrappedKey.load(path := golden("phrase/owner256.wrapped")), path.read_bytes()
+    assert wrapped.unwrap(Passphrase(contents.PASSPHRASE)) == owner_key(golden)
+    document = keys.read_wrapped(content)
+    costs = {name: int(document["parameters"][name]) for name in ("iterations", "lanes", "memory")}
+    key = by_hand.stretch(document["parameters"] | costs, contents.PASSPHRASE)
+    data = f"fastrack-key:{document['key']}".encode()
+    assert (
+        AESGCM(key).decrypt(bytes(12), base64.b64decode(document["ciphertext"]), data) == contents.SECRETS["owner256"]
+    )
 
 
 @opens("wrapped/pkcs11-aes.wrapped")

@@ -1,21 +1,28 @@
-"""Files of forms that version 0.1 did not write open: of 0.2 and later."""
+"""Files of forms that version 0.1 did not write open: of 0.2 and later. Some are of 0.3 and later."""
+
+import base64
+import json
+from datetime import UTC, datetime
 
 import golden_contents as contents
 import numpy as np
 import pytest
-from golden_files import VERSIONS, opens, owner_key
+from golden_files import VERSIONS, cli, load_policy, opens, owner_key
+from helpers.by_hand import grants as by_hand
 from make_golden import block_context, torch_tensor
 
 import fastrack
-from fastrack import tour
+from fastrack import attest, tour
 from fastrack.errors import FastrackError
-from fastrack.grants import Verifier
+from fastrack.grants import Grants, Verifier
 from fastrack.kv import BlockFolder
 
 LATER = [*VERSIONS[1:], pytest.param("written now", marks=pytest.mark.nightly)]
-pytestmark = pytest.mark.parametrize("golden", LATER, indirect=True)
+of_0_2 = pytest.mark.parametrize("golden", LATER, indirect=True)
+of_0_3 = pytest.mark.parametrize("golden", LATER[1:], indirect=True)
 
 
+@of_0_2
 @opens("sealed/guarded.safetensors")
 def test_a_file_with_the_guard_opens(golden):
     with fastrack.load_file(golden("sealed/guarded.safetensors")) as file:
@@ -25,6 +32,7 @@ def test_a_file_with_the_guard_opens(golden):
             assert opened.tobytes() == contents.tensor_bytes(name, *contents.ARRAYS[name])
 
 
+@of_0_2
 @opens("sealed/quantised.safetensors")
 def test_quantised_values_open_and_widen(golden):
     torch = pytest.importorskip("torch")
@@ -40,6 +48,7 @@ def test_quantised_values_open_and_widen(golden):
             assert torch.equal(widened.nan_to_num(), product.to(torch.bfloat16).nan_to_num())
 
 
+@of_0_2
 @opens("training/later.safetensors")
 def test_a_checkpoint_of_more_types_opens(golden):
     torch = pytest.importorskip("torch")
@@ -52,6 +61,7 @@ def test_a_checkpoint_of_more_types_opens(golden):
     assert torch.equal(weight, expected)
 
 
+@of_0_2
 @opens("data/indexed/*")
 def test_an_index_of_a_data_set_opens(golden):
     folder = golden("data/indexed")
@@ -63,6 +73,7 @@ def test_an_index_of_a_data_set_opens(golden):
         fastrack.SealedDataset(folder, keys=owner_key(golden), transform=len)[:]
 
 
+@of_0_2
 @opens("kv/blocks/*")
 def test_blocks_of_a_cache_open(golden):
     folder = BlockFolder(golden("kv/blocks"), owner_key(golden))
@@ -73,7 +84,8 @@ def test_blocks_of_a_cache_open(golden):
         assert not folder.has(block_context(tokens)._replace(salt="another"))
 
 
-@opens("tours/*", "pairs/owner.signer.pub")
+@of_0_2
+@opens("tours/v?/*", "pairs/owner.signer.pub")
 def test_a_tour_verifies_and_its_models_open(golden):
     owner = Verifier.load(golden("pairs/owner.signer.pub"))
     for version, rows in ((1, 1), (2, 2)):
@@ -86,3 +98,47 @@ def test_a_tour_verifies_and_its_models_open(golden):
         assert state["model"]["total"].tolist() == total.tolist()
         with pytest.raises(FastrackError):
             tour.Chain.from_bytes(b"".join(chain.to_bytes().splitlines(keepends=True)[1:]), owner=owner)
+
+
+@of_0_3
+@opens("tours/*.db", "tours/v2/tour.chain", "pairs/owner.signer.pub")
+def test_databases_of_a_tour_open(golden):
+    chain = golden("tours/v2/tour.chain"), "--owner", golden("pairs/owner.signer.pub")
+    shown = cli("tour", "verify", *chain, "--database", golden("tours/ada.db"))
+    assert (shown["ok"], shown["attempts"]) == (True, [])  # none but those of the chain
+    for desk in ("owner", "ada"):
+        tour.TourLedger(golden(f"tours/{desk}.db")).close()
+
+
+@of_0_3
+@opens("attestation/policy-later.toml")
+def test_a_policy_with_pinned_measurements_opens(golden):
+    policy, added = load_policy(golden, "attestation/policy-later.toml")
+    assert (policy.gpu.require, added) == ("proved", set())
+    pinned = attest.PinnedMeasurements(datetime(2999, 12, 31, tzinfo=UTC), {7: b"\xa5" * 48})
+    assert policy.gpu.measurements == {"GH100 610.10.01 96.00.9F.00.01": pinned}
+
+
+@of_0_3
+@opens("attestation/leased-snp.json", "attestation/machine-snp", "pairs/owner.signer.pub")
+def test_an_answer_with_a_lease_opens(golden):
+    document = json.loads(golden("attestation/leased-snp.json").read_bytes())
+    (envelope,) = map(base64.b64decode, document["grants"])
+    public = golden("pairs/owner.signer.pub")
+    assert Grants.from_bytes(envelope, owner=Verifier.load(public)).seconds == 3600
+    payload = by_hand.read_grants(envelope, [public.read_text().rstrip()], version=2)
+    assert by_hand.unwrap(payload, golden("attestation/machine-snp").read_bytes()) == contents.SECRETS["owner256"]
+
+
+@of_0_3
+@opens("broker/leased.*", "pairs/owner.signer.pub")
+def test_a_log_with_leases_and_quarantines_opens(golden):
+    database, head = golden("broker/leased.db"), golden("broker/leased.head")
+    entries = cli("broker", "log", "--database", database, "--last", 0)["entries"]
+    assert [entry["event"] for entry in entries] == [
+        *("started", "offered", "granted", "offered", "renewed"),
+        *(event for event, _, _ in contents.MARKS),
+    ]
+    assert [entry["details"] for entry in entries[5:]] == [{"name": name, **told} for _, name, told in contents.MARKS]
+    shown = cli("broker", "compare", head, database, "--owner", golden("pairs/owner.signer.pub"))
+    assert shown["state"] == "same"

@@ -1,5 +1,7 @@
 """Grants: who may open what, until when, and the key in it."""
 
+import re
+
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
@@ -22,7 +24,8 @@ from helpers.by_hand.signed import open_grants_envelope
 TYPE = "application/vnd.fastrack.grants.v1+json"
 BOUND = ("bits", "expires", "files", "key", "least_version", "lineage", "version")
 MEMBERS = "version key bits files lineage least_version expires issued serial recipients"
-LEASE = ("renew_after", "seconds")
+LEASE, PLACE = ("renew_after", "seconds"), ("gpus", "require")
+MORE = {1: (), 2: LEASE, 3: PLACE, 4: (*LEASE, *PLACE)}  # members of versions
 COSTS = {"iterations": (3, 17), "lanes": (1, 17), "memory": (65536, (1 << 20) + 1)}
 SUITES = {
     "P-384": Suite(KEM.P384, KDF.HKDF_SHA384, AEAD.AES_256_GCM),
@@ -33,15 +36,18 @@ SUITES = {
 def read_grants(content, owners, version=1):
     """Return the payload of a grants file, after its signature was verified. `owners` are lines of public files.
 
-    Grants of version 2 are a lease.
+    Grants of version 2 are a lease, of version 3 for confidential GPUs only, and of version 4 both.
     """
     owners = [line.partition(" ")[0] for line in owners]
-    names = MEMBERS if version == 1 else f"{MEMBERS} {' '.join(LEASE)}"
-    payload = members(open_grants_envelope(content, TYPE, owners), names)
+    payload = members(open_grants_envelope(content, TYPE, owners), " ".join((MEMBERS, *MORE[version])))
     require(is_number(payload["version"]) and payload["version"] == version, f"version {version}")
-    if version == 2:
+    if version in {2, 4}:
         require(is_number(payload["seconds"], 2, 31_622_401), "seconds")
         require(is_number(payload["renew_after"], 1, payload["seconds"]), "seconds until a renewal")
+    if version in {3, 4}:
+        chips = payload["gpus"] or []
+        require(payload["require"] == "confidential" and isinstance(chips, list) and len(chips) <= 32, "a place")
+        require(all(re.fullmatch("[0-9A-F]{16,40}", chip) for chip in chips), "chips")
     require(is_hexadecimal(payload["key"], 32), "the id of a key")
     require(is_number(payload["bits"]) and payload["bits"] in {128, 256}, "a size")
     require(payload["files"] is None or isinstance(payload["files"], list), "files")
@@ -78,7 +84,7 @@ def _check_recipient(entry):
 
 def unwrap(grants, secret_file=None, passphrase=None):
     """Return the bytes of the granted key."""
-    info = b"fastrack/grant@1\0" + canonical({name: grants[name] for name in BOUND + LEASE * (grants["version"] == 2)})
+    info = b"fastrack/grant@1\0" + canonical({name: grants[name] for name in BOUND + MORE[grants["version"]]})
     is_bounded = any(entry["algorithm"] == "MLKEM768_X25519" for entry in grants["recipients"])
     require(len(info) <= 65535 or not is_bounded, "constraints of 65,535 bytes at most")
     if passphrase is None:
@@ -93,15 +99,16 @@ def unwrap(grants, secret_file=None, passphrase=None):
         if passphrase is None:
             key = SUITES[algorithm].decrypt(ciphertext, private, info)
         else:
-            key = AESGCM(_stretch(entries[0], passphrase)).decrypt(bytes(12), ciphertext, info)
+            key = AESGCM(stretch(entries[0], passphrase)).decrypt(bytes(12), ciphertext, info)
     except (InvalidTag, ValueError):
         raise RefusedError("grant", "a grant that this recipient opens") from None
     require((messages.key_id(key), len(key) * 8) == (grants["key"], grants["bits"]), "the key as named", "grant")
     return key
 
 
-def _stretch(entry, passphrase):
+def stretch(entry, passphrase):
     costs = {"iterations": entry["iterations"], "lanes": entry["lanes"], "memory_cost": entry["memory"]}
+    """Return the key that a passphrase gives, by the costs and the salt of an entry."""
     return Argon2id(salt=read_base64(entry["salt"]), length=32, **costs).derive(passphrase.encode())
 
 

@@ -33,6 +33,7 @@ PROVIDERS = {  # algorithms, and names of parameters
     "aws-kms": ({"SYMMETRIC_DEFAULT"}, ["key"]),
     "gcp-kms": ({"GOOGLE_SYMMETRIC_ENCRYPTION"}, ["key"]),
     "azure-keyvault": ({"RSA-OAEP-SHA256"}, ["key"]),
+    "passphrase": ({"Argon2id-AES-256-GCM"}, ["iterations", "lanes", "memory", "salt"]),
 }
 OAEP_HASHES = {"RSA-OAEP-SHA256": hashes.SHA256, "RSA-OAEP-SHA1": hashes.SHA1}
 
