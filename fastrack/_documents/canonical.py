@@ -53,7 +53,7 @@ def parsing(problem: str, advice: str) -> Iterator[None]:
     """Convert the errors of malformed members into a `FormatError`."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise FormatError(f"{problem}: {error!s:.200}; {advice}") from None
 
 

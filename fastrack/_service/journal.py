@@ -20,6 +20,7 @@ from time import monotonic, sleep
 from typing import Any, ClassVar, TypeVar
 
 from fastrack._documents.canonical import encode, encode_time
+from fastrack._documents.strict import refuse_constant
 from fastrack._util.fork import per_process
 from fastrack._util.locations import locate_local
 from fastrack._util.regular_file import open_regular
@@ -234,8 +235,8 @@ def _verify_entries(rows: list[tuple[Any, ...]]) -> list[LogRecord]:
             raise broken(f"entry {expected}", f"entry {number}")
         try:
             before = _hash_entry(before, number, time, event, details)
-            members = dict(json.loads(details))
-        except (TypeError, ValueError, AttributeError):
+            members = dict(json.loads(details, parse_constant=refuse_constant))
+        except (TypeError, ValueError, AttributeError, RecursionError):
             raise broken(f"text in entry {number}", "other values") from None
         if before != saved:
             raise broken(f"hash {before.hex()} at entry {number}", saved.hex() if isinstance(saved, bytes) else "none")

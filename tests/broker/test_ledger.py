@@ -1,5 +1,6 @@
 """The broker's memory: challenges that are used once, and a log that cannot be altered without a trace."""
 
+import json
 import os
 import shutil
 import signal
@@ -13,10 +14,12 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from helpers.commands import invoke
 
 import fastrack
 from fastrack import KeyPermissionError
 from fastrack._service import journal
+from fastrack._service.journal import _hash_entry
 from fastrack._service.limits import RateLimit
 from fastrack.attest import Challenge
 from fastrack.attest._broker import ledger as module
@@ -291,6 +294,58 @@ def test_a_log_that_was_cut_is_found_by_a_noted_hash(filled):
     assert len(module.read_log(filled)) == 6
     with pytest.raises(fastrack.AuthenticationError, match="noted hash"):
         module.read_log(filled, head=head)
+
+
+TIME = "2026-06-01T12:00:00Z"
+GRANTED = {"challenge": "c", "keys": ["aabbccdd"], "recipient": "r"}
+
+
+@pytest.mark.parametrize(
+    ("event", "details"),
+    [
+        ("quarantined", {}),
+        ("quarantined", {"name": ["a"], "why": 3}),
+        ("renewed", {"as": 7}),
+        ("renewed", {"as": [1]}),
+        ("renewed", {}),
+        ("granted", {**GRANTED, "challenge": ["c"]}),
+        ("granted", {**GRANTED, "keys": 5}),
+        ("granted", {**GRANTED, "keys": [5]}),
+        ("granted", {**GRANTED, "cpu": "x"}),
+        ("granted", {**GRANTED, "cpu": {"ppid": 5}}),
+        ("granted", {**GRANTED, "devices": 5}),
+        ("granted", {**GRANTED, "devices": [None]}),
+        ("granted", {**GRANTED, "devices": [{"chip_id": [1]}]}),
+        ("granted", {**GRANTED, "lease": "x"}),
+        ("granted", {**GRANTED, "lease": 1e300}),
+        ("started", '{"a":NaN}'),
+        ("started", f'{{"a":{"[" * 100_000}{"]" * 100_000}}}'),
+    ],
+)
+def test_a_log_that_no_broker_wrote_is_told_in_a_line(ledger, path, event, details):
+    ledger.close()
+    text = details if isinstance(details, str) else json.dumps(details)
+    with closing(sqlite3.connect(path)) as database:
+        entry = (1, TIME if event != "started" else "\x1b[2J", event, text)
+        database.execute("INSERT INTO log VALUES (?, ?, ?, ?, ?)", (*entry, _hash_entry(bytes(32), *entry)))
+        if event == "granted" and type(details["challenge"]) is str and details["keys"] == GRANTED["keys"]:
+            database.execute("INSERT INTO grants VALUES ('c', 'r', 'aabbccdd', ?, 1)", (TIME,))
+        database.commit()
+    name = ["aabbccdd", "--why", "x", "--database", str(path)]
+    commands = [[name, "--database", str(path)] for name in ("log", "machines")]
+    commands += [["log", "--json", "--database", str(path)], ["compare", str(path), str(path)]]
+    for command in (*commands, ["quarantine", "--unseen", *name], ["lift", *name]):
+        told = invoke(["broker", *command])  # an exception comes through
+        assert told.exit_code in {0, 1, 4, 6}
+        assert told.exit_code == 0 or "--json" in command or len(told.output.splitlines()) == 1
+        assert "\x1b" not in told.output
+
+
+def test_no_command_makes_a_ledger_of_another_file(path):
+    path.touch()
+    for command in ("quarantine", "lift"):
+        told = invoke(["broker", command, "aabbccdd", "--why", "x", "--database", str(path)])
+        assert (told.exit_code, path.stat().st_size) == (6, 0)
 
 
 def test_a_view_that_never_ends_is_refused_as_a_log(filled):

@@ -18,12 +18,12 @@ from fastrack._cli.console import clean, new_table, pluralize, print_json, print
 from fastrack._cli.documents import check_document, parse_period, write_document
 from fastrack._cli.files import open_ring
 from fastrack._cli.options import Json, KeyFiles
+from fastrack._service.journal import LogRecord
 from fastrack._service.limits import RateLimit
-from fastrack._util.regular_file import open_regular
 from fastrack.attest import Policy
 from fastrack.attest._broker.heads import compare_heads, read_head, sign_head
-from fastrack.attest._broker.ledger import Ledger, read_log
-from fastrack.attest._broker.machines import ID, MARKS, find_holders, find_quarantined, names_of
+from fastrack.attest._broker.ledger import Ledger, read_log, reading_entries
+from fastrack.attest._broker.machines import ID, MARKS, Holder, find_holders, find_quarantined, names_of
 from fastrack.attest._broker.service import Broker, Settings
 from fastrack.attest._device_collateral import check_folder
 from fastrack.attest._offer import read_clock
@@ -209,15 +209,14 @@ def compare(
 
 def machines(*, database: Database, as_json: Json = False) -> None:
     """Verify the log, and list which machines hold which keys until when, and what is in quarantine."""
-    entries = read_log(database)
-    held, marked = find_holders(entries, read_clock()), find_quarantined(entries).values()
+    held, marked, _ = _read(database)
     table = new_table("machine", "GPUs, with UEIDs", "keys", "renewed", "until", "quarantine")
     for one in held:
         gpus = ", ".join(f"{gpu['chip_id']} {gpu['ueid']}" for gpu in one.gpus)
-        cells = one.cpu or "", gpus, ", ".join(one.keys), one.renewed, one.until or "for ever"
+        cells = str(one.cpu or ""), gpus, ", ".join(one.keys), one.renewed, one.until or "for ever"
         table.add_row(*map(clean, cells), ", ".join(one.quarantined))
-    told = [f"quarantined: {entry.details['name']} since {entry.time}: {entry.details['why']}" for entry in marked]
-    stopped = [{"time": one.time, **one.details} for one in marked]
+    told = [f"quarantined: {name} since {one.time}: {one.details.get('why')}" for name, one in marked.items()]
+    stopped = [{"time": one.time, **one.details} for one in marked.values()]
     document = {"path": str(database), "machines": [*map(asdict, held)], "quarantined": stopped}
     if as_json:
         print_json(**document)
@@ -241,19 +240,27 @@ def quarantine(
 
     A running machine loses its keys when it next renews their lease. Keys that were granted for ever it keeps.
     """
-    entries, name = read_log(database), name.lower()
-    kinds = {name: kind for entry in entries for name, kind in names_of(entry.details).items()}
+    (holders, _, kinds), name = _read(database), name.lower()
     if name not in kinds and not (unseen and ID.fullmatch(name)):
         problem = "expected a name of this log, got another. `fastrack broker machines` lists machines and keys"
         raise typer.BadParameter(f"{problem}; others need --unseen", param_hint="NAME")
-    held = sum(name in holder.names for holder in find_holders(entries, read_clock()))
+    held = sum(name in holder.names for holder in holders)
     given = {} if answer is None else {"tell": answer}
     _mark(MARKS[0], name, database, by, why, as_json=as_json, kind=kinds.get(name, "unseen"), held=held, **given)
 
 
 def lift(name: Name, *, database: Database, why: Why, by: By = None, as_json: Json = False) -> None:
     """End a quarantine: machines are judged by the policy again. A lease that ended meanwhile does not come back."""
+    _read(database)
     _mark(MARKS[1], name.lower(), database, by, why, as_json=as_json)
+
+
+def _read(database: Path) -> tuple[list[Holder], dict[str, LogRecord], dict[str, str]]:
+    """Return the machines that hold keys, what is in quarantine, and all names in a log, which is verified."""
+    entries = read_log(database)
+    with reading_entries(database):
+        kinds = {name: kind for entry in entries for name, kind in names_of(entry.details).items()}
+        return find_holders(entries, read_clock()), find_quarantined(entries), kinds
 
 
 def _mark(event: str, name: str, database: Path, by: str | None, why: str, *, as_json: bool, **details: Any) -> None:
@@ -266,7 +273,6 @@ def _mark(event: str, name: str, database: Path, by: str | None, why: str, *, as
         if isinstance(text, str) and not (text.strip() and text.isprintable() and len(text) <= _LONGEST):
             problem = f"expected a line of up to {_LONGEST} characters, got another text"
             raise typer.BadParameter(problem, param_hint=f"--{option}")
-    open_regular(database).close()  # a missing one would be made
     with closing(Ledger(database)) as ledger:
         ledger.mark(event, name, now=read_clock(), details=told)
     tell([f"{event}: {clean(name)}"], as_json=as_json, event=event, name=name, **told)

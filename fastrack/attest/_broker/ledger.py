@@ -3,10 +3,11 @@
 import json
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Any
 
-from fastrack._documents.canonical import encode_time
+from fastrack._documents.canonical import encode_time, parsing
 from fastrack._service.journal import Journal, LogRecord, broken, read_journal
 from fastrack.attest import Challenge
 from fastrack.attest._broker.machines import MARKS, find_quarantined, names_of
@@ -196,14 +197,21 @@ def read_log(path: str | os.PathLike[str], *, head: bytes | None = None) -> list
     """Read and verify the log of a broker's database as `read_journal`.
 
     Raise `AuthenticationError` also if grants and their entries differ, or if no entry has the hash `head`, noted
-    earlier.
+    earlier; and `FormatError` if the entries of grants are none that a broker writes.
     """
     query = "SELECT entry, challenge, recipient, keys, issued FROM grants"
     entries, grants = read_journal(path, Ledger, lambda database: set(database.execute(query)))
-    _verify_grants(entries, grants)
+    with reading_entries(path):
+        _verify_grants(entries, grants)
     if head is not None and head not in {entry.hash for entry in entries}:
         raise broken("an entry with the noted hash", f"none among {len(entries)}")
     return entries
+
+
+def reading_entries(path: str | os.PathLike[str]) -> AbstractContextManager[None]:
+    """Convert what entries that no broker wrote lead to into a `FormatError`: anyone can make a log of valid hashes."""
+    problem = f"reading {path} failed: expected entries as a broker writes them, got others"
+    return parsing(problem, "restore it from a copy")
 
 
 def _refuse_challenge(action: str, wanted: str, found: object, advice: str, field: str = "challenge") -> ChallengeError:
