@@ -242,7 +242,7 @@ def _find_signer(
             except SignatureError:
                 continue
             return verifier
-    names = ", ".join(verifier.id for verifier in verifiers) or "none"
+    names = ", ".join(verifier.id for verifier in verifiers) or "none was named"
     raise SignatureError(
         f"{source}: expected a signature by a trusted key ({names}), got none that holds; it was altered, or signed by "
         "another key. Get it again from its owner"

@@ -126,9 +126,10 @@ def _run(command: list[str]) -> tuple[int, bytes]:
         advice = "See that the fabric manager runs, and try again."
         raise _error(f"an answer of nvattest within {_SECONDS:.0f} s", "none", advice)
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # what it started too
-            process.wait()
+        if process.returncode is None:  # it was not waited for: its group is its own, though it may have ended
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, signal.SIGKILL)  # what it started too
+                process.wait(1.0)  # and no longer: one that waits for its driver does not end
         process.stdout.close()
 
 

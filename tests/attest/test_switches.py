@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import threading
 import time
 from base64 import b64decode, b64encode
@@ -215,13 +216,33 @@ class TestProgram:
 
     def test_one_that_hangs_is_ended_with_what_it_started(self, program, tmp_path, monkeypatch):
         monkeypatch.setattr(_switches, "_SECONDS", 0.5)
-        for script in (f"sleep 60 & echo $! > {tmp_path}/pid; wait", f"echo $$ > {tmp_path}/pid; exec >&-; sleep 60"):
+        for script in (
+            f"sleep 60 & echo $! > {tmp_path}/pid; wait",
+            f"sleep 60 & echo $! > {tmp_path}/pid",
+            f"echo $$ > {tmp_path}/pid; exec >&-; sleep 60",
+        ):
             program(script)
             start = time.monotonic()
             with pytest.raises(DeviceError, match="an answer of nvattest within 0 s, got none"):
                 ask_one()
             assert time.monotonic() - start < 5
             assert is_gone(int((tmp_path / "pid").read_text()))
+
+    def test_one_that_a_driver_keeps_from_ending_is_left(self, program, monkeypatch):
+        wait, waited = subprocess.Popen.wait, []
+
+        def never(process, timeout=None):
+            waited.append(wait(process, 5))  # for the test
+            if timeout is None:
+                pytest.fail("waits without end")
+            raise subprocess.TimeoutExpired("nvattest", timeout)
+
+        monkeypatch.setattr(_switches, "_SECONDS", 0.5)
+        monkeypatch.setattr(subprocess.Popen, "wait", never)
+        program("sleep 60")
+        with pytest.raises(DeviceError, match="an answer of nvattest within 0 s, got none"):
+            ask_one()
+        assert waited == [-9]
 
     def test_output_without_end_is_bounded(self, program):
         program("yes")
