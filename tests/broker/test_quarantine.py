@@ -46,9 +46,9 @@ class Owner:
         self.ledger = Ledger(path)
         self.broker = Broker(settings, fastrack.KeyRing(self.key), Signer.generate(), self.ledger)
 
-    def ask(self, of=None, seen=None):
+    def ask(self, of=None, seen=None, address="192.0.2.1"):
         pending = attest.make_offer(self.broker.make_challenge(), of or small())
-        return self.broker.answer(pending.to_bytes(), "192.0.2.1", seen).head
+        return self.broker.answer(pending.to_bytes(), address, seen).head
 
 
 @pytest.fixture
@@ -109,10 +109,11 @@ def test_a_quarantine_is_not_begun_or_ended_twice(owner):
 def test_holders_are_listed_until_their_leases_end(owner):
     owner.ask()
     owner.now += 4 * MINUTE
-    owner.ask()
+    owner.ask(address="192.0.2.2")
     owner.ask(Machine("snp", 1, is_small=True))
     entries = read_log(owner.path)
     first, second = find_holders(entries, owner.now)
+    assert [holder.address for holder in (first, second)] == ["192.0.2.2", "192.0.2.1"]  # where it asked last
     assert (first.cpu, first.until, first.entry) == (PPID, "2026-06-01T12:14:00Z", 3)
     assert (first.renewed, first.policy, first.keys) == ("2026-06-01T12:04:00Z", POLICY_ID, [owner.key.id])
     assert (len(second.cpu), second.gpus, second.quarantined) == (128, first.gpus, [])

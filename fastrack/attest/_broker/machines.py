@@ -69,7 +69,7 @@ def find_holders(entries: list[LogRecord], now: datetime) -> list[Holder]:
             until = encode_time(datetime.fromisoformat(entry.time) + timedelta(seconds=lease))
         if group in found:  # keys that were given for ever are never taken back
             until = until and found[group].until and max(until, found[group].until or "")
-        told = details.get("keys", []), details.get("policy"), details.get("address")
+        told = details.get("keys", []), details.get("policy"), entry.details.get("address")
         stopped = [name for name in names if name in marked]
         found[group] = Holder(cpu, gpus, *told, first.number, entry.time, until, names, stopped)
     return [holder for holder in found.values() if holder.until is None or holder.until > encode_time(now)]
