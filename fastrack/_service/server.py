@@ -47,7 +47,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def serve(
-    app: Any,
+    make_app: Callable[[], Any],
     *,
     host: str,
     port: int,
@@ -59,7 +59,8 @@ def serve(
     """Serve until the process is asked to end. Without a certificate only on a loopback address.
 
     A TLS handshake, and then each head of a request, must arrive within `head_seconds`. Other users must neither own
-    nor read the private key. With `client_ca` a client must have a certificate of one of its authorities.
+    nor read the private key. With `client_ca` a client must have a certificate of one of its authorities. The
+    application is made once the address is this process's: a start that fails changes no database that another uses.
     """
     if certificate is None and not is_loopback(host):
         raise ValueError(f"serving failed: expected a certificate, or a loopback address, got none and {host}")
@@ -68,7 +69,8 @@ def serve(
             pass
     _log_as_json()
     config = uvicorn.Config(
-        _with_one_length(app),
+        lambda: _with_one_length(make_app()),
+        factory=True,
         loop="asyncio",
         http="h11",
         ws="none",
@@ -84,11 +86,11 @@ def serve(
         ssl_ca_certs=None if client_ca is None else os.fspath(client_ca),
         ssl_cert_reqs=ssl.CERT_NONE if client_ca is None else ssl.CERT_REQUIRED,
     )
-    config.load()
-    if config.ssl is not None:
-        config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family, backlog=_BACKLOG) as listener:
+        config.load()
+        if config.ssl is not None:
+            config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
         fields = {"host": host, "port": listener.getsockname()[1], "tls": config.ssl is not None}
         log.info("listening", extra={"fields": fields})
         _Server(config, head_seconds).run(sockets=[listener])

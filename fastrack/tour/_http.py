@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 from fastrack._net.addresses import is_loopback
 from fastrack._net.service import Service, read_refusal
@@ -197,5 +198,5 @@ def serve(
             f"serving a desk failed: expected starlette and uvicorn, got {error}. "
             "Run: pip install 'fastrack-io[broker]'"
         ) from None
-    app = make_app(desk, limit=RateLimit(rate, burst))
-    serve_app(app, host=host, port=port, certificate=certificate, private_key=private_key, client_ca=ca)
+    make = partial(make_app, desk, limit=RateLimit(rate, burst))
+    serve_app(make, host=host, port=port, certificate=certificate, private_key=private_key, client_ca=ca)

@@ -24,15 +24,18 @@ def main(path):
         lease=None if given["lease"] is None else timedelta(seconds=given["lease"]),
     )
     keys = fastrack.KeyRing(folder / "data.key")
-    broker = service.Broker(settings, keys, Signer.load(folder / "owner.signer"), ledger.Ledger(given["database"]))
     limit = limits.RateLimit(given["per_minute"], given["burst"])
-    app = make_app(broker, limit=limit, body_seconds=given["body_seconds"])
+
+    def make():
+        broker = service.Broker(settings, keys, Signer.load(folder / "owner.signer"), ledger.Ledger(given["database"]))
+        return make_app(broker, limit=limit, body_seconds=given["body_seconds"])
+
     certificate, private_key = folder / "tls.pem", folder / "tls.key"
     options = {"certificate": certificate, "private_key": private_key, "head_seconds": given["head_seconds"]}
     if given["rest"] is not None:
         handlers._REST = given["rest"]
     server._REQUEST_SECONDS = given["request_seconds"]
-    server.serve(app, host="127.0.0.1", port=given["port"], **options)
+    server.serve(make, host="127.0.0.1", port=given["port"], **options)
 
 
 if __name__ == "__main__":

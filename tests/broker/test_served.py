@@ -1,5 +1,6 @@
 """A broker that is really served, over TLS."""
 
+import importlib
 import json
 import random
 import socket
@@ -68,6 +69,19 @@ def test_warnings_and_what_libraries_log_are_json_too():
     done = subprocess.run([sys.executable, "-W", "default", "-c", OTHERS], capture_output=True, text=True, check=True)
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert ["of a library" in lines[0]["event"], lines[1]["event"], len(lines)] == [True, "of another", 2]
+
+
+def test_a_start_that_fails_makes_no_broker(start, tmp_path, monkeypatch):
+    running, made = start(), []
+    module = importlib.import_module("fastrack._service.server")  # which needs uvicorn, as `start` does
+    monkeypatch.setattr(module, "_log_as_json", int)
+    (tmp_path / "none.pem").write_text("no certificate")
+    (tmp_path / "none.key").touch(0o600)
+    options = {"certificate": tmp_path / "none.pem", "private_key": tmp_path / "none.key"}
+    for port, files in ((running.port, dict.fromkeys(options)), (0, options)):
+        with pytest.raises(OSError, match=r"in use|PEM"):  # the second is an SSLError
+            module.serve(lambda: made.append(1), host="127.0.0.1", port=port, **files)
+    assert not made  # which would upgrade the database of one that runs, and write into its log
 
 
 @pytest.mark.parametrize(("cpu", "gpus"), [("tdx", 0), ("tdx", 1), ("snp", 1), ("tdx", 8)])

@@ -104,9 +104,8 @@ def serve(
         policy_id=sha256(text.encode()).hexdigest(),
     )
     ring, owner = open_ring(key), load_signer(signer)
-    broker = Broker(settings, ring, owner, Ledger(database))
     serve_app(
-        make_app(broker, limit=RateLimit(rate, burst)),
+        lambda: make_app(Broker(settings, ring, owner, Ledger(database)), limit=RateLimit(rate, burst)),
         host=host,
         port=port,
         certificate=certificate,
