@@ -27,6 +27,7 @@ from fastrack._util.regular_file import open_regular
 from fastrack._util.rights import require_own
 from fastrack.errors import AuthenticationError, FastrackError, FormatError
 
+_decode = json.JSONDecoder(parse_constant=refuse_constant).decode  # `loads` would make one for each entry
 _LABEL = b"fastrack/audit@1\0"
 _FIRST = bytes(32)
 _WAIT = 30.0  # seconds for a lock that another process holds
@@ -235,7 +236,7 @@ def _verify_entries(rows: list[tuple[Any, ...]]) -> list[LogRecord]:
             raise broken(f"entry {expected}", f"entry {number}")
         try:
             before = _hash_entry(before, number, time, event, details)
-            members = dict(json.loads(details, parse_constant=refuse_constant))
+            members = dict(_decode(details))
         except (TypeError, ValueError, AttributeError, RecursionError):
             raise broken(f"text in entry {number}", "other values") from None
         if before != saved:
