@@ -27,9 +27,10 @@ _SEE = "`fastrack doctor` shows what the driver tells"
 
 
 def requirement(value: str | None, place: str = "require=") -> str:
-    """Return a requirement, empty for none. Raise ValueError if it is another than "confidential"."""
+    """Return a requirement, empty for none. Raise ValueError, or DeviceError for the variable, if it is another."""
     if value not in {None, "", CONFIDENTIAL}:
-        raise ValueError(f"{place}: expected {CONFIDENTIAL!r} or nothing, got {shown(value)}. Correct it")
+        kind = DeviceError if place == VARIABLE else ValueError  # of the caller
+        raise kind(f"{place}: expected {CONFIDENTIAL!r} or nothing, got {shown(value)}. Correct it")
     return value or ""
 
 
@@ -73,12 +74,12 @@ class _Process:
     def __init__(self) -> None:
         self.keys: dict[str, Collection[str] | None] = {}  # the chips by the id of the key; None for all
         self.is_confidential = False  # as the driver answered, which has one mode for all GPUs
-        self.chips: dict[str, str | None] = {}  # the id in its certificate, by the name of a GPU
         self.reset_after_fork()
         register_fork_reset(self)
 
     def reset_after_fork(self) -> None:
-        """Forget the GPUs: a forked child uses none of its parent's."""
+        """Forget the GPUs: a forked child uses none of its parent's, and may number others."""
+        self.chips: dict[str, str | None] = {}  # the id in its certificate, by the name of a GPU
         self.opened: dict[str, str] = {}  # what callers require, by the names of GPUs
         self.lock = threading.Lock()
 
