@@ -88,6 +88,8 @@ def test_an_exchange_by_files(cli, folder, monkeypatch):
     assert "NOT VERIFIED" in cli("attest show offer").output
     assert cli.json("attest verify offer --challenge challenge --policy policy.toml")["cpu"]["tcb_status"] == "UpToDate"
     assert "accepted by the policy" in cli("attest verify offer --challenge challenge --policy policy.toml").output
+    many = " ".join(f"--file-id {number:032x}" for number in range(1500))
+    assert "--file-id, --key: " in cli.error(f"attest grant offer {GRANT} --out grants {many}", status=2)
     cli(f"attest grant offer {GRANT} --out grants")
     collecting.join()
     assert collecting.error is None
@@ -373,6 +375,16 @@ def test_a_lease_of_another_length_is_refused_by_its_option(cli, folder, lease):
     pytest.importorskip("uvicorn")
     assert "--lease" in cli.error(f"broker serve {SERVE} --insecure-loopback --lease {lease}", status=2)
     assert not (folder / "broker.db").exists()
+
+
+def test_more_files_than_a_machine_reads_are_refused_by_their_option(cli, monkeypatch):
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
+    monkeypatch.setattr("fastrack._service.server._log_as_json", int)
+    ids = " ".join(f"--file-id {number:032x}" for number in range(1500))
+    shown = cli.error(f"broker serve {SERVE} --insecure-loopback --port 0 {ids}", status=2)
+    assert "--file-id, --key: " in shown
+    assert "1 keys for 1500 files" in shown
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from fastrack import attest
 from fastrack._cli.commands.grant import Sign, load_signer
 from fastrack._cli.console import clean, note, pluralize, print_json, stdout
 from fastrack._cli.documents import await_document, check_document, parse_period, read_document, write_document
-from fastrack._cli.errors import refuse_options, show_errors
+from fastrack._cli.errors import refuse_options, refuse_values, show_errors
 from fastrack._cli.files import KEPT, check_new, open_ring
 from fastrack._cli.options import Json, KeyFile
 from fastrack._cli.proofs import lacking_states
@@ -189,9 +189,9 @@ def grant(
     if isinstance(found, tuple):
         show_errors(map(str, found))
         raise typer.Exit(_REFUSED)
-    grants = issue_grants(
-        found, ring, signer=signer, now=read_clock(), lifetime=parse_period(lifetime, "--lifetime"), files=file_id
-    )
+    period = parse_period(lifetime, "--lifetime")
+    with refuse_values("--file-id, --key"):
+        grants = issue_grants(found, ring, signer=signer, now=read_clock(), lifetime=period, files=file_id)
     _use_up(challenge, found.challenge_id)
     write_document(out, grants)
 

@@ -16,6 +16,7 @@ from fastrack._cli.attest.exchange import Collateral, FileIds, Period, UnderPoli
 from fastrack._cli.commands.grant import load_signer
 from fastrack._cli.console import clean, new_table, pluralize, print_json, print_lines, stdout, tell
 from fastrack._cli.documents import check_document, parse_period, write_document
+from fastrack._cli.errors import refuse_values
 from fastrack._cli.files import open_ring
 from fastrack._cli.options import Json, KeyFiles
 from fastrack._service.journal import LogRecord
@@ -104,8 +105,13 @@ def serve(
         policy_id=sha256(text.encode()).hexdigest(),
     )
     ring, owner = open_ring(key), load_signer(signer)
+
+    def make() -> Any:
+        with refuse_values("--file-id, --key"):
+            return make_app(Broker(settings, ring, owner, Ledger(database)), limit=RateLimit(rate, burst))
+
     serve_app(
-        lambda: make_app(Broker(settings, ring, owner, Ledger(database)), limit=RateLimit(rate, burst)),
+        make,
         host=host,
         port=port,
         certificate=certificate,
