@@ -237,7 +237,8 @@ def _check_manifests(policy: GpuPolicy, device: VerifiedGpuReport | MatchedGpuRe
         return
     if not isinstance(device, MatchedGpuReport):
         if policy.require_manifests:
-            wanted, found = "ones that were compared with reference manifests", "ones that were not"
+            found = f"ones of {_name_firmware(report_of(device))!r} that were not"  # the name to pin them by
+            wanted = "ones that were compared with reference manifests"
             advice = (
                 "Fetch the manifests (`fastrack attest fetch`), and verify the offer with that folder (--collateral, "
                 "collateral=); or pass match_measurements those that the report names."
