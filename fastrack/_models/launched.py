@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Mapping
@@ -77,7 +78,9 @@ def _open(root: str, description: Mapping[str, Any]) -> None:
 def _describe() -> dict[str, dict[str, Any]]:
     """Return the private copies of folders by their paths, those of the innermost launcher first."""
     found: dict[str, Any] = {}
-    for place in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
-        with contextlib.suppress(FileNotFoundError):  # of a launcher that was killed: its copies are gone, too
+    # TMPDIR may have colons: paths begin with a slash.
+    for place in filter(None, re.split(f"{os.pathsep}(?=/)", os.environ.get(VARIABLE, ""))):
+        # Of a launcher that was killed, whose copies are gone, too, or of another user, whose copies nobody else reads.
+        with contextlib.suppress(FileNotFoundError, PermissionError):
             found |= json.loads(Path(place, DESCRIPTION).read_text(encoding="utf-8"))
     return found

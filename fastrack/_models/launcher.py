@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from fastrack._keys.keyring import KeyRing, is_path
 from fastrack._keys.keys import Key
@@ -26,6 +26,7 @@ from fastrack._sets.anchor import Anchor
 from fastrack._sets.folder import load_folder
 from fastrack._util.endings import remove_own
 from fastrack._util.rights import make_own, require_own_folder
+from fastrack.errors import KeyPermissionError
 
 _HOOK = Path(__file__).parent / "children"  # the folder of a `sitecustomize` and of nothing else
 _OF_TERMINALS = {signal.SIGINT, signal.SIGQUIT}
@@ -64,13 +65,13 @@ class Launcher:
     def mount(
         self,
         folder: str,
+        links: Sequence[Path] = (),
         *,
-        link: Path | None = None,
         anchor: Anchor | None = None,
         code: bool = False,
         memfd: Iterable[str] = (),
     ) -> set[str]:
-        """Open a sealed folder, and have the program see its private copy, under the path `link` if there is one.
+        """Open a sealed folder, and have the program see its private copy, under the paths `links` if there are any.
 
         Every shard is compared with the index, and every other file is authenticated. Return which globs of `memfd`
         name sealed files of this folder. Raise what `load_folder` and `mount_folder` raise.
@@ -88,11 +89,10 @@ class Launcher:
         told = {"folder": place, "keys": self.sources, "index": opened.file_id, "blocks": self._blocks}
         (slot / DESCRIPTION).write_text(json.dumps({str(at): told}), encoding="utf-8")
         self._slots.append(slot)
-        shown = str(at)
-        if link is not None:
+        for link in links:
             self._stack.enter_context(_linked(link, at))
-            shown = str(link.absolute())
-        else:
+        shown = str(links[0].absolute() if links else at)
+        if not links:
             self._unlinked[shown] = folder
         self._shown |= dict.fromkeys((folder.rstrip("/"), place), shown)
         return matched
@@ -102,7 +102,7 @@ class Launcher:
 
         Raise ValueError if a folder without a link is in none of its words, and so would not be used.
         """
-        named = [_replaced(word, self._shown) for word in command]
+        named = [*command[:1], *(_replaced(word, self._shown) for word in command[1:])]  # no copy is a program
         for shown, folder in self._unlinked.items():
             if not any(shown in word for word in named):
                 raise ValueError(
@@ -126,10 +126,13 @@ class Launcher:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, number)
 
-        before = {number: signal.signal(number, pass_on) for number in _PASSED}
+        heard = {number for number in _PASSED if signal.getsignal(number) != signal.SIG_IGN}  # `nohup`: the program too
+        before = {number: signal.signal(number, pass_on) for number in heard}
         before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, no status could be asked for
         try:
-            process = subprocess.Popen(command, env=env, preexec_fn=_preparation())  # noqa: S603, PLW1509 - a call of C
+            # With the descriptors that a shell or a supervisor gave to it, such as that of `<(...)`; its own are not.
+            options: dict[str, Any] = {"close_fds": False, "preexec_fn": _preparation()}  # which calls C only
+            process = subprocess.Popen(command, env=env, **options)  # noqa: S603
             for number in early:
                 pass_on(number, None)
             pid = 0
@@ -177,8 +180,12 @@ def _slot(told: str) -> Iterator[Path]:
     The system lets go of its lock when a launcher ends, however it ends: what killed ones left is removed.
     """
     base = Path(tempfile.gettempdir()).resolve() / f"fastrack-run-{os.geteuid()}"
-    make_own(base)
-    require_own_folder(base / "any")
+    try:
+        make_own(base)
+        require_own_folder(base / "any")
+    except (OSError, KeyPermissionError) as error:  # others may take a name in /tmp
+        error.add_note("TMPDIR names the folder for private copies: set it to one of your own")
+        raise
     for left in base.iterdir():
         if (lock := _lock(left)) is not None:
             remove_own(left, os.getpid())

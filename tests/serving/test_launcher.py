@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 
 from fastrack import Anchor, Key, publish, seal_folder
 from fastrack._keys.leases import LeasePage, Moment
+from fastrack._models import launcher
 from fastrack.grants import Signer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, memfd and locks of folders")
@@ -163,6 +164,19 @@ def test_a_link_is_there_while_the_program_runs_and_takes_the_place_of_nothing(p
     assert "File exists" in place.python(READ, str(link), folders=[f"sealed={link}"], status=1)
     assert link.read_text() == "mine"
     assert place.slots() == []
+
+
+@pytest.mark.slow
+def test_a_folder_has_as_many_links_as_are_named_and_a_word_of_its_own(place):
+    links = [str(place.path / name) for name in ("first", "second")]
+    read = f"import sys; sys.argv[1:] = sys.argv[2:]; {READ}"
+    code = f"import sys\nwhile len(sys.argv) > 1:\n    exec({READ!r}); sys.argv.pop(1)"
+    assert place.python(code, *links, folders=[f"sealed={link}" for link in links]).split() == [SUM] * 2
+    assert place.python(code, links[0], "sealed", folders=["sealed", f"sealed={links[0]}"]).split() == [SUM] * 2
+    place.seal(Path(sys.executable).name)
+    words = [Path(sys.executable).name] * 2
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    assert place.run(words[0], "-c", read, "x", words[0], folders=words[:1], env={"PATH": path}) == SUM
 
 
 @pytest.mark.parametrize(
@@ -321,6 +335,24 @@ def test_the_status_of_the_program_is_the_launchers(place):
     assert "no-such-program" in place.run("no-such-program", "sealed", status=6)
 
 
+def test_a_program_has_the_descriptors_and_the_ignored_signals_that_its_launcher_was_given(place):
+    """As behind `<(...)` of a shell and behind `nohup`."""
+    code = (
+        f"import os, signal, sys; {READ}; print(os.read(int(sys.argv[2]), 9).decode(), "
+        "[signal.getsignal(each) == signal.SIG_IGN for each in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)])\n"
+        "for name in os.listdir('/proc/self/fd'):\n"
+        "    assert not os.path.realpath(f'/proc/self/fd/{name}').startswith('/memfd:'), name\n"
+    )
+    reading, writing = os.pipe()
+    os.write(writing, b"piped")
+    ignoring = ["sh", "-c", 'trap "" HUP INT; exec "$@"', "sh"]
+    words = [*ignoring, *place.words(sys.executable, "-c", code, "sealed", str(reading))]
+    done = subprocess.run(
+        words, cwd=place.path, env=place.env, pass_fds=[reading], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split("\n")[:2] == [SUM, "piped [True, True, False]"], done.stderr
+
+
 WAITING = (
     "import os, signal, sys, time\n"
     "seen = []\n"
@@ -434,13 +466,42 @@ def test_a_start_that_imports_safetensors_by_itself_is_reached(place):
 
 
 @pytest.mark.slow
+def test_a_child_with_the_hook_of_another_version_too_is_reached(place):
+    shutil.copytree(launcher._HOOK, place.path / "hook")
+    path = f"{place.path}/hook:$PYTHONPATH"
+    words = [sys.executable, "-c", READ, "sealed"]
+    assert place.run("sh", "-c", f'PYTHONPATH="{path}" exec "$@"', "sh", *words) == SUM
+
+
+@pytest.mark.slow
+def test_a_folder_of_temporary_files_may_have_colons(place):
+    for name in ("a:b", "c: d"):
+        (place.path / name).mkdir()
+        assert place.python(READ, env={"TMPDIR": str(place.path / name)}) == SUM
+
+
+@pytest.mark.slow
+def test_a_child_of_another_user_is_told_of_no_copies_and_so_opens_its_own_files(place):
+    code = (
+        "import os; from fastrack._models import launched\n"
+        "root = os.environ['FASTRACK_RUN']\n"
+        "os.setuid(65534) if os.geteuid() == 0 else os.chmod(root, 0)\n"
+        "print(launched._describe())\n"
+        "if os.geteuid() != 65534: os.chmod(root, 0o700)\n"
+    )
+    assert place.python(code) == "{}"
+
+
+@pytest.mark.slow
 def test_a_folder_of_another_user_in_the_place_of_the_copies_is_refused(place):
     if os.geteuid() != 0:
         pytest.skip("needs root, to make a folder of another user")
     base = place.path / "tmp" / f"fastrack-run-{os.geteuid()}"
     base.mkdir()
     os.chown(base, 65534, 65534)
-    assert "may be replaced by others" in place.python(READ, status=5)
+    said = place.python(READ, status=5)
+    assert "may be replaced by others" in said
+    assert said.endswith("note: TMPDIR names the folder for private copies: set it to one of your own\n")
 
 
 @pytest.mark.slow

@@ -48,7 +48,9 @@ def run(
     program's.
     """
     command = ctx.meta.get(BEHIND, [])
-    folders = dict(map(_split, words[: len(words) - len(command)]))
+    folders: dict[str, list[Path]] = {}  # with their links
+    for folder, links in map(_split, words[: len(words) - len(command)]):
+        folders.setdefault(folder, []).extend(links)
     if not folders or not command:
         got = "no folder" if command else "no command"
         raise typer.BadParameter(
@@ -59,9 +61,9 @@ def run(
         raise OSError(f"`fastrack run` needs Linux, got {sys.platform}. Use fastrack.mount_folder in the program")
     named, anchored, unmatched = key_sources(key), resolve_anchor(anchor), set(memfd or ())
     with Launcher(named or [os.environ[KEY_FILE_VARIABLE]], kv_key) as launcher:
-        for folder, link in folders.items():
+        for folder, links in folders.items():
             with refuse_values("--code"):
-                unmatched -= launcher.mount(folder, link=link, anchor=anchored, code=code, memfd=memfd or ())
+                unmatched -= launcher.mount(folder, links, anchor=anchored, code=code, memfd=memfd or ())
         if unmatched:
             raise typer.BadParameter(
                 f"expected sealed files of the folders, got {', '.join(map(repr, sorted(unmatched))):.200}. Correct it",
@@ -74,7 +76,7 @@ def run(
     raise typer.Exit(status)
 
 
-def _split(word: str) -> tuple[str, Path | None]:
+def _split(word: str) -> tuple[str, list[Path]]:
     """Return a folder, and the path of a link to its private copy, if the word has one."""
     folder, equal, link = word.rpartition("=")
-    return (word, None) if not equal or Path(word).is_dir() else (folder, file_path(link))
+    return (word, []) if not equal or Path(word).is_dir() else (folder, [file_path(link)])
