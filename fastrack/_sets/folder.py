@@ -331,11 +331,11 @@ class SealedFolder:
     def _weight_files(self, prefix: str, variant: str) -> list[str]:
         for stem in _STEMS:
             whole = f"{prefix}{stem}{variant}{SAFETENSORS}"
-            if whole in self.files:
-                return [whole]
             index = f"{prefix}{stem}{SAFETENSORS}.index{variant}.json"
             if index in self.files:
                 return self._shards(prefix, index)
+            if whole in self.files:
+                return [whole]
         names = [name for name in self.files if name.startswith(prefix) and "/" not in name.removeprefix(prefix)]
         names = [name for name in names if name.lower().endswith(SAFETENSORS)]
         if not names or variant:

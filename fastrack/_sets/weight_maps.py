@@ -49,7 +49,8 @@ def compare_shards(
         problems += [f"no {tensor!r:.200} in {shard!r:.200}" for tensor in sorted(listed - found)]
         problems += [f"{tensor!r:.200} in {shard!r:.200} besides" for tensor in sorted(found - listed)]
     number = "-[0-9]+-of-[0-9]+"
-    of_this = re.compile(rf"{re.escape(folder)}{stem}({variant}{number}|{number}{variant})\.safetensors")
+    # The whole model in one file, too, as some loaders prefer it.
+    of_this = re.compile(rf"{re.escape(folder)}{stem}({variant}{number}|{number}{variant}|{variant})\.safetensors")
     left = sorted(name for name in files if name not in shards and of_this.fullmatch(name))
     problems += [f"a file {name!r:.200} that it does not name" for name in left]
     if problems:

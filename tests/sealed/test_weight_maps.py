@@ -37,6 +37,10 @@ FAULTS = {
     "a tensor is left over": ({"shards": SHARDS | {TWO: ("c", "old")}}, f"'old' in '{TWO}' besides"),
     "a tensor is in another shard": ({"weight_map": FULL | {"c": ONE}}, f"no 'c' in '{ONE}'"),
     "a shard is left over": ({"weight_map": {"a": ONE, "b": ONE, "c": TWO}}, f"a file '{THREE}' that it does not name"),
+    "the whole is left over": (
+        {"shards": SHARDS | {"model.safetensors": ("a", "b")}},
+        "a file 'model.safetensors' that it does not name",
+    ),
     "all shards but one": ({"shards": {ONE: SHARDS[ONE]}}, f"no file '{TWO}'; no file '{THREE}'"),
     "a shard elsewhere": ({"weight_map": FULL | {"c": f"../{TWO}"}}, f"no file '../{TWO}'"),
     "a list": ({"weight_map": ["a"]}, "expected a weight_map"),
