@@ -63,6 +63,14 @@ def _open(root: str, description: Mapping[str, Any]) -> None:
     from fastrack._models.mounts import Mount
     from fastrack._sets.folder import load_folder
 
+    # What cannot be reached in the launcher's memory is not merely absent: of another vocabulary nobody would hear.
+    held = [each for each in description["keys"] if each.startswith("/proc/")]
+    if lost := next((each for each in (*map(Path, held), *Path(root).rglob("*")) if not each.exists()), None):
+        raise RollbackError(
+            f"{lost}: expected memory of `fastrack run`, got none: it was killed, or this process has another /proc. "
+            "Start the program again, in one namespace with it",
+            path=lost,
+        )
     ring = KeyRing.resolve(description["keys"])
     folder = load_folder(description["folder"], ring)
     if folder.file_id != description["index"]:

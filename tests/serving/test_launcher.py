@@ -48,11 +48,13 @@ class Place:
         }
         self.env.pop("FASTRACK_KEY_FILE", None)
 
-    def seal(self, name, **changed):
+    def seal(self, name, *, spoken=False, **changed):
         plain = self.path / "plain"
         plain.mkdir()
         save_file(WEIGHTS | changed, plain / "model.safetensors", metadata={"format": "pt"})
         (plain / "config.json").write_text('{"layers": 1}')
+        if spoken:
+            (plain / "spm.model").write_bytes(b"words")
         seal_folder(plain, self.path / name, self.key)
         shutil.rmtree(plain)
 
@@ -416,6 +418,29 @@ def test_a_killed_launcher_ends_its_program_and_the_next_start_removes_what_it_l
     assert {path.name for path in left.iterdir()} == {"run.json", "sealed"}
     assert place.python(READ, str(link), folders=[f"sealed={link}"]) == SUM  # in the place of the link that it left
     assert place.slots() == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:seal_folder.*spm.model")
+@pytest.mark.parametrize("lost", ["the launcher", "its /proc"])
+def test_weights_do_not_open_without_the_vocabulary_beside_them(place, lost):
+    """Which is in memory of the launcher: where it is absent, libraries make up another one."""
+    place.seal("talking", spoken=True)
+    unshare = ["unshare", "--pid", "--fork", "--mount-proc"]
+    code = (
+        "import os, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); launcher = os.getppid()\n"
+        "print(os.path.exists(sys.argv[1] + '/spm.model'), flush=True)\n"
+        f"while {lost == 'the launcher'} and os.getppid() == launcher: time.sleep(0.02)\n"
+        f"try: exec({READ!r})\nexcept Exception as error: print(error)\n"
+    )
+    words = [*(unshare if lost != "the launcher" else []), sys.executable, "-c", code, "talking"]
+    if lost != "the launcher" and subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to make a namespace of processes")
+    with place.begin(*words, folders=["talking"]) as process:
+        assert process.stdout.readline() == f"{lost == 'the launcher'}\n"
+        if lost == "the launcher":
+            process.kill()
+        assert "spm.model: expected memory of `fastrack run`, got none" in process.stdout.read()
 
 
 @pytest.mark.slow
