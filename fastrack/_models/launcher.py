@@ -190,7 +190,7 @@ def _slot(told: str) -> Iterator[Path]:
         if (lock := _lock(left)) is not None:
             remove_own(left, os.getpid())
             os.close(lock)
-    name = hashlib.sha256(told.encode()).hexdigest()[:16]
+    name = hashlib.sha256(os.fsencode(told)).hexdigest()[:16]
     for number in range(_SLOTS):
         path = base / f"{name}-{number}"
         with contextlib.suppress(FileExistsError):
@@ -227,7 +227,10 @@ def _linked(link: Path, target: Path) -> Iterator[None]:
     there = link.readlink() if link.is_symlink() else None
     if there == target or (there and there.is_relative_to(target.parents[1]) and not there.exists()):
         link.unlink()
-    link.symlink_to(target)
+    try:
+        link.symlink_to(target)
+    except OSError as error:  # which names the target
+        raise OSError(error.errno, error.strerror, str(link)) from None
     try:
         yield
     finally:

@@ -163,7 +163,7 @@ def test_a_link_is_there_while_the_program_runs_and_takes_the_place_of_nothing(p
     assert place.python(READ, str(link), folders=[f"sealed={link}"]) == SUM
     assert not os.path.lexists(link)
     link.write_text("mine")
-    assert "File exists" in place.python(READ, str(link), folders=[f"sealed={link}"], status=1)
+    assert place.python(READ, str(link), folders=[f"sealed={link}/"], status=1) == f"error: {link}: File exists\n"
     assert link.read_text() == "mine"
     assert place.slots() == []
 
@@ -496,6 +496,14 @@ def test_a_child_with_the_hook_of_another_version_too_is_reached(place):
     path = f"{place.path}/hook:$PYTHONPATH"
     words = [sys.executable, "-c", READ, "sealed"]
     assert place.run("sh", "-c", f'PYTHONPATH="{path}" exec "$@"', "sh", *words) == SUM
+
+
+@pytest.mark.slow
+def test_a_folder_has_any_name_of_a_file(place):
+    name = os.fsdecode(b"mod\xe8le, \xc3\xa0: b=1\n")
+    place.seal(name)
+    assert place.python(READ, name, folders=[name]) == SUM
+    assert place.python(READ, name, folders=[name], env={"LC_ALL": "C", "PYTHONUTF8": "0"}) == SUM
 
 
 @pytest.mark.slow

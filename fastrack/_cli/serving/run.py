@@ -79,4 +79,4 @@ def run(
 def _split(word: str) -> tuple[str, list[Path]]:
     """Return a folder, and the path of a link to its private copy, if the word has one."""
     folder, equal, link = word.rpartition("=")
-    return (word, []) if not equal or Path(word).is_dir() else (folder, [file_path(link)])
+    return (word, []) if not equal or Path(word).is_dir() else (folder, [file_path(link.rstrip("/"))])
