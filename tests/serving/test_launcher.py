@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import launched_children
+from helpers.range_server import RangeServer
 from helpers.tampering import tamper_file
 from helpers.traced_writes import trace
 from safetensors.numpy import save_file
@@ -496,6 +497,14 @@ def test_a_child_with_the_hook_of_another_version_too_is_reached(place):
     path = f"{place.path}/hook:$PYTHONPATH"
     words = [sys.executable, "-c", READ, "sealed"]
     assert place.run("sh", "-c", f'PYTHONPATH="{path}" exec "$@"', "sh", *words) == SUM
+
+
+@pytest.mark.slow
+def test_a_folder_may_be_a_url_with_a_signature_or_with_a_link(place):
+    with RangeServer(place.path) as server:
+        url, link = server.url("sealed"), str(place.path / "link")
+        for word, argument in ((f"{url}?sign=a=b", f"{url}?sign=a=b"), (f"{url}={link}", link)):
+            assert place.python(READ, argument, folders=[word]) == SUM
 
 
 @pytest.mark.slow

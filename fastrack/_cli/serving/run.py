@@ -79,4 +79,5 @@ def run(
 def _split(word: str) -> tuple[str, list[Path]]:
     """Return a folder, and the path of a link to its private copy, if the word has one."""
     folder, equal, link = word.rpartition("=")
-    return (word, []) if not equal or Path(word).is_dir() else (folder, [file_path(link.rstrip("/"))])
+    is_folder = not equal or "?" in folder.partition("://")[2] or Path(word).is_dir()  # or a URL with a signature
+    return (word, []) if is_folder else (folder, [file_path(link.rstrip("/"))])
