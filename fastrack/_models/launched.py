@@ -63,7 +63,7 @@ def _open(root: str, description: Mapping[str, Any]) -> None:
     from fastrack._models.mounts import Mount
     from fastrack._sets.folder import load_folder
 
-    # What cannot be reached in the launcher's memory is not merely absent: of another vocabulary nobody would hear.
+    # What cannot be reached in the launcher's memory is not merely absent: no error would tell of another vocabulary.
     held = [each for each in description["keys"] if each.startswith("/proc/")]
     if lost := next((each for each in (*map(Path, held), *Path(root).rglob("*")) if not each.exists()), None):
         raise RollbackError(
@@ -88,7 +88,7 @@ def _describe() -> dict[str, dict[str, Any]]:
     found: dict[str, Any] = {}
     # TMPDIR may have colons: paths begin with a slash.
     for place in filter(None, re.split(f"{os.pathsep}(?=/)", os.environ.get(VARIABLE, ""))):
-        # Of a launcher that was killed, whose copies are gone, too, or of another user, whose copies nobody else reads.
+        # Of a launcher that was killed, whose copies are gone, too, or of another user, whose copies others cannot read.
         with contextlib.suppress(FileNotFoundError, PermissionError):
             found |= json.loads(Path(place, DESCRIPTION).read_text(encoding="utf-8"))
     return found

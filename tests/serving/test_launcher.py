@@ -425,7 +425,7 @@ def test_a_killed_launcher_ends_its_program_and_the_next_start_removes_what_it_l
 @pytest.mark.filterwarnings("ignore:seal_folder.*spm.model")
 @pytest.mark.parametrize("lost", ["the launcher", "its /proc"])
 def test_weights_do_not_open_without_the_vocabulary_beside_them(place, lost):
-    """Which is in memory of the launcher: where it is absent, libraries make up another one."""
+    """It is in memory of the launcher, and where it is absent libraries make up another one."""
     place.seal("talking", spoken=True)
     unshare = ["unshare", "--pid", "--fork", "--mount-proc"]
     code = (

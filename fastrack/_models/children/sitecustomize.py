@@ -8,7 +8,6 @@ fastrack is. The syntax is that of old versions, as the program may start other 
 
 import os
 import sys
-from _thread import get_ident
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
@@ -21,19 +20,12 @@ class _Waiting:
     It stays until then: `importlib.util.find_spec` asks finders, too, and imports nothing.
     """
 
-    def __init__(self) -> None:
-        self._asking = set()  # type: ignore[var-annotated]  # threads that do
-
     def find_spec(self, name: str, path=None, target=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        here = get_ident()
-        if name != "safetensors" or here in self._asking:  # another finder asks all, too: that of another version
+        if name != "safetensors":
             return None
-        self._asking.add(here)
-        try:
-            finders = [each for each in sys.meta_path if hasattr(each, "find_spec")]
-            spec = next(filter(None, (each.find_spec(name, path, target) for each in finders)), None)
-        finally:
-            self._asking.discard(here)
+        # Nor one like it, of another installation: each would ask the other, without end.
+        others = [each for each in sys.meta_path if type(each).__name__ != "_Waiting" and hasattr(each, "find_spec")]
+        spec = next(filter(None, (each.find_spec(name, path, target) for each in others)), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
