@@ -28,6 +28,7 @@ CROWD, OTHER = "127.0.0.2", "127.0.0.3"
 CONNECTIONS, DOCUMENTS, SECONDS = 4, 30, 15  # of the flood: an address gets 30 challenges at once, then one a second
 SERVE = f"""
 import sys
+from functools import partial
 from pathlib import Path
 from fastrack import Key, KeyRing, attest, grants
 from fastrack._service import limits, server
@@ -37,7 +38,8 @@ class Limit(limits.RateLimit):
         return 0.0 if address == {OTHER!r} else super().admit(address)
 settings, database = service.Settings(attest.Policy.from_toml("version = 1")), Path(sys.argv[1]) / "broker.db"
 broker = service.Broker(settings, KeyRing(Key.generate()), grants.Signer.generate(), ledger.Ledger(database))
-server.serve(app.make_app(broker, limit=Limit(60, 30)), host="127.0.0.1", port=0, certificate=None, private_key=None)
+make = partial(app.make_app, broker, limit=Limit(60, 30))
+server.serve(make, host="127.0.0.1", port=0, certificate=None, private_key=None)
 """
 
 
