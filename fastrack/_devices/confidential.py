@@ -73,8 +73,7 @@ class _Process:
 
     def __init__(self) -> None:
         self.keys: dict[str, Collection[str] | None] = {}  # the chips by the id of the key; None for all
-        # As the driver answered, which attaches no GPU in another mode than the first (its gpu_mgr.c).
-        self.is_confidential = False
+        self.is_confidential = False  # the driver attaches no GPU in another mode than the first (its gpu_mgr.c)
         self.reset_after_fork()
         register_fork_reset(self)
 

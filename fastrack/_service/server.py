@@ -59,8 +59,8 @@ def serve(
     """Serve until the process is asked to end. Without a certificate only on a loopback address.
 
     A TLS handshake, and then each head of a request, must arrive within `head_seconds`. Other users must neither own
-    nor read the private key. With `client_ca` a client must have a certificate of one of its authorities. The
-    application is made once the address is this process's: a start that fails changes no database that another uses.
+    nor read the private key. With `client_ca` a client must have a certificate of one of its authorities.
+    The application is made once the address is taken: a start that fails changes no database that another uses.
     """
     if certificate is None and not is_loopback(host):
         raise ValueError(f"serving failed: expected a certificate, or a loopback address, got none and {host}")

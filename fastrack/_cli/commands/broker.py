@@ -14,16 +14,17 @@ import typer
 
 from fastrack._cli.attest.exchange import Collateral, FileIds, Period, UnderPolicy, load_collateral
 from fastrack._cli.commands.grant import load_signer
-from fastrack._cli.console import clean, new_table, pluralize, print_json, print_lines, stdout, tell
+from fastrack._cli.console import clean, new_table, pluralize, tell
 from fastrack._cli.documents import check_document, parse_period, write_document
 from fastrack._cli.errors import refuse_values
 from fastrack._cli.files import open_ring
 from fastrack._cli.options import Json, KeyFiles
+from fastrack._documents.canonical import parsing
 from fastrack._service.journal import LogRecord
 from fastrack._service.limits import RateLimit
 from fastrack.attest import Policy
 from fastrack.attest._broker.heads import compare_heads, read_head, sign_head
-from fastrack.attest._broker.ledger import Ledger, read_log, reading_entries
+from fastrack.attest._broker.ledger import Ledger, read_log
 from fastrack.attest._broker.machines import ID, MARKS, Holder, find_holders, find_quarantined, names_of
 from fastrack.attest._broker.service import Broker, Settings
 from fastrack.attest._device_collateral import check_folder
@@ -110,13 +111,7 @@ def serve(
         with refuse_values("--file-id, --key"):
             return make_app(Broker(settings, ring, owner, Ledger(database)), limit=RateLimit(rate, burst))
 
-    serve_app(
-        make,
-        host=host,
-        port=port,
-        certificate=certificate,
-        private_key=private_key,
-    )
+    serve_app(make, host=host, port=port, certificate=certificate, private_key=private_key)
 
 
 def check_tls(files: Mapping[str, Path | None], host: str, *, insecure: bool) -> None:
@@ -155,20 +150,16 @@ def log(
     entries = read_log(database, head=expected_head)
     newest = entries[-1].hash.hex() if entries else None
     shown = entries[-last:]
-    if as_json:
-        rows = [asdict(entry) | {"hash": entry.hash.hex()} for entry in shown]
-        print_json(path=str(database), ok=True, entries=rows, count=len(entries), head=newest)
-        return
-    console = stdout()
     table = new_table("entry", "time", "event", "challenge", "details", right=("entry",))
     for entry in shown:
         details = {name: value for name, value in entry.details.items() if name != "challenge" and value is not None}
         text = ", ".join(f"{name} {value}" for name, value in details.items())
         cells = (str(entry.number), entry.time, entry.event, str(entry.details.get("challenge", "")), text)
         table.add_row(*(clean(cell) for cell in cells))
-    console.print(table)
-    console.print(f"{pluralize(len(entries), 'entry').replace('entrys', 'entries')}, all as they were written")
-    console.print(f"head: {newest or 'none'}")
+    counted = pluralize(len(entries), "entry").replace("entrys", "entries")
+    rows = [asdict(entry) | {"hash": entry.hash.hex()} for entry in shown]
+    lines: list[Any] = [table, f"{counted}, all as they were written", f"head: {newest or 'none'}"]
+    tell(lines, as_json=as_json, path=str(database), ok=True, entries=rows, count=len(entries), head=newest)
 
 
 def head(
@@ -204,10 +195,8 @@ def compare(
     logs = read_head(known, owners), read_head(now, owners)
     state = compare_heads(*logs)
     first, second = (max(log, default=0) for log in logs)
-    if as_json:
-        print_json(state=state, known=first, now=second)
-    else:
-        stdout().print(f"{state}: {clean(str(now))} has {second} entries, {clean(str(known))} {first}")
+    line = f"{state}: {clean(str(now))} has {second} entries, {clean(str(known))} {first}"
+    tell([line], as_json=as_json, state=state, known=first, now=second)
     if state not in {"same", "newer"}:
         raise typer.Exit(1)
 
@@ -220,13 +209,10 @@ def machines(*, database: Database, as_json: Json = False) -> None:
         gpus = ", ".join(f"{gpu['chip_id']} {gpu['ueid']}" for gpu in one.gpus)
         cells = str(one.cpu or ""), gpus, ", ".join(one.keys), one.renewed, one.until or "for ever"
         table.add_row(*map(clean, cells), ", ".join(one.quarantined))
-    told = [f"quarantined: {name} since {one.time}: {one.details.get('why')}" for name, one in marked.items()]
+    told = (f"quarantined: {name} since {one.time}: {one.details.get('why')}" for name, one in marked.items())
     stopped = [{"time": one.time, **one.details} for one in marked.values()]
-    document = {"path": str(database), "machines": [*map(asdict, held)], "quarantined": stopped}
-    if as_json:
-        print_json(**document)
-    else:
-        print_lines([table, *map(clean, told)])
+    listed, path = [*map(asdict, held)], str(database)
+    tell([table, *map(clean, told)], as_json=as_json, path=path, machines=listed, quarantined=stopped)
 
 
 def quarantine(
@@ -263,7 +249,7 @@ def lift(name: Name, *, database: Database, why: Why, by: By = None, as_json: Js
 def _read(database: Path) -> tuple[list[Holder], dict[str, LogRecord], dict[str, str]]:
     """Return the machines that hold keys, what is in quarantine, and all names in a log, which is verified."""
     entries = read_log(database)
-    with reading_entries(database):
+    with parsing(f"reading {database} failed: expected entries of a broker, got others", "restore it from a copy"):
         kinds = {name: kind for entry in entries for name, kind in names_of(entry.details).items()}
         return find_holders(entries, read_clock()), find_quarantined(entries), kinds
 

@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -201,17 +200,11 @@ def read_log(path: str | os.PathLike[str], *, head: bytes | None = None) -> list
     """
     query = "SELECT entry, challenge, recipient, keys, issued FROM grants"
     entries, grants = read_journal(path, Ledger, lambda database: set(database.execute(query)))
-    with reading_entries(path):
+    with parsing(f"reading {path} failed: expected entries of a broker, got others", "restore it from a copy"):
         _verify_grants(entries, grants)
     if head is not None and head not in {entry.hash for entry in entries}:
         raise broken("an entry with the noted hash", f"none among {len(entries)}")
     return entries
-
-
-def reading_entries(path: str | os.PathLike[str]) -> AbstractContextManager[None]:
-    """Convert what entries that no broker wrote lead to into a `FormatError`: anyone can make a log of valid hashes."""
-    problem = f"reading {path} failed: expected entries as a broker writes them, got others"
-    return parsing(problem, "restore it from a copy")
 
 
 def _refuse_challenge(action: str, wanted: str, found: object, advice: str, field: str = "challenge") -> ChallengeError:

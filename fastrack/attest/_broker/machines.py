@@ -55,11 +55,9 @@ def find_holders(entries: list[LogRecord], now: datetime) -> list[Holder]:
     found: dict[object, Holder] = {}
     marked = find_quarantined(entries)
     for entry in entries:
-        if entry.event == "granted":
-            granted[entry.number] = entry
         if entry.event not in {"granted", "renewed"}:
             continue
-        first = granted[entry.details.get("as", entry.number)]
+        first = granted.setdefault(entry.details.get("as", entry.number), entry)
         details, names = first.details, list(names_of(first.details))
         gpus = [{name: device.get(name) for name in _MEMBERS["devices"]} for device in details.get("devices") or ()]
         cpu = next(filter(None, map((details.get("cpu") or {}).get, _MEMBERS["cpu"])), None)
