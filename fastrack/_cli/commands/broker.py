@@ -210,9 +210,8 @@ def machines(*, database: Database, as_json: Json = False) -> None:
         cells = str(one.cpu or ""), gpus, ", ".join(one.keys), one.renewed, one.until or "for ever"
         table.add_row(*map(clean, cells), ", ".join(one.quarantined))
     told = (f"quarantined: {name} since {one.time}: {one.details.get('why')}" for name, one in marked.items())
-    stopped = [{"time": one.time, **one.details} for one in marked.values()]
-    listed, path = [*map(asdict, held)], str(database)
-    tell([table, *map(clean, told)], as_json=as_json, path=path, machines=listed, quarantined=stopped)
+    rows, marks = [*map(asdict, held)], [{"time": one.time, **one.details} for one in marked.values()]
+    tell([table, *map(clean, told)], as_json=as_json, path=str(database), machines=rows, quarantined=marks)
 
 
 def quarantine(
