@@ -88,7 +88,7 @@ def _describe() -> dict[str, dict[str, Any]]:
     found: dict[str, Any] = {}
     # TMPDIR may have colons: paths begin with a slash.
     for place in filter(None, re.split(f"{os.pathsep}(?=/)", os.environ.get(VARIABLE, ""))):
-        # Of a launcher that was killed, whose copies are gone, too, or of another user, whose copies others cannot read.
+        # Of a launcher that was killed, whose copies are gone, too, or of another user, whose copies are private.
         with contextlib.suppress(FileNotFoundError, PermissionError):
             found |= json.loads(Path(place, DESCRIPTION).read_text(encoding="utf-8"))
     return found
