@@ -26,7 +26,6 @@ from fastrack._sets.anchor import Anchor
 from fastrack._sets.folder import load_folder
 from fastrack._util.endings import remove_own
 from fastrack._util.rights import make_own, require_own_folder
-from fastrack.errors import KeyPermissionError
 
 _HOOK = Path(__file__).parent / "children"  # the folder of a `sitecustomize` and of nothing else
 _OF_TERMINALS = {signal.SIGINT, signal.SIGQUIT}
@@ -183,7 +182,7 @@ def _slot(told: str) -> Iterator[Path]:
     try:
         make_own(base)
         require_own_folder(base / "any")
-    except (OSError, KeyPermissionError) as error:  # others may take a name in /tmp
+    except OSError as error:  # others may take a name in /tmp
         error.add_note("TMPDIR names the folder for private copies: set it to one of your own")
         raise
     for left in base.iterdir():
