@@ -338,6 +338,7 @@ def test_the_status_of_the_program_is_the_launchers(place):
     assert "no-such-program" in place.run("no-such-program", "sealed", status=6)
 
 
+@pytest.mark.slow
 def test_a_program_has_the_descriptors_and_the_ignored_signals_that_its_launcher_was_given(place):
     """As behind `<(...)` of a shell and behind `nohup`."""
     code = (
