@@ -2,6 +2,7 @@
 
 import functools
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ LINES = {
     **READING,
     **FAILING,
     "index": "index data",
-    "bench, of collectives": "bench --collectives --size 0.01 --repeat 1",
+    "bench, of collectives": "bench --collectives --ranks 2 --size 0.01 --repeat 1",
     "demo": "demo --size 0.0625 --repeat 1 --directory demo --picture TARGET.png",
     "plan measure": "plan measure TARGET",
     "qualify": f"qualify folder {KEY}",
@@ -71,15 +72,15 @@ def attempt(run, prepared, tmp_path_factory):
 
     @functools.cache
     def attempt(line, **options):
-        folder = tmp_path / "folder"
+        shutil.rmtree(folder := tmp_path / "folder", ignore_errors=True)  # that of an attempt which failed, too
         shutil.copytree(prepared, folder)
         before = contents(folder)
         files = {name: str(tmp_path / name) for name in ("stdout", "stderr")}
         status = run(words_of(line, folder), folder, **(files | options))
+        assert status >= 0, f"ended by {signal.Signals(-status).name}, and not by itself"
         said = [Path(file).read_text() if name not in options else "" for name, file in files.items()]
         assert not any(word in text for text in said for word in ("Traceback", "Exception ignored", "defect"))
         left = [name for name, content in contents(folder).items() if SECRET in content and name not in before]
-        shutil.rmtree(folder)
         return status, *said, left
 
     return attempt
