@@ -155,6 +155,10 @@ def test_a_folder_that_does_not_open_is_refused_before_the_first_row(cli):
     cli("keygen other.key")
     assert "was not given" in cli.error("qualify sealed --key other.key")
     assert "nowhere" in cli.error("qualify nowhere --key owner.key")
+    for option in ("--policy", "--anchor", "--collateral"):
+        assert "nowhere" in cli.error(f"qualify sealed --key owner.key {option} nowhere", status=6)
+    for line in ("--anchor owner.key", "--collateral owner.key"):
+        assert "owner.key" in cli.error(f"qualify sealed --key owner.key {line}", status=6)
     for line in (
         "qualify",
         "qualify sealed --sign owner.signer",

@@ -16,6 +16,7 @@ from fastrack._cli.documents import check_document, write_document
 from fastrack._cli.errors import handle_errors, refuse_options
 from fastrack._cli.files import open_ring
 from fastrack._cli.options import AnchorFile, Json, KeyFiles
+from fastrack._sets.anchor import Anchor
 from fastrack._sets.folder import load_folder
 from fastrack._version import __version__
 from fastrack.attest import Policy
@@ -90,6 +91,10 @@ def _run(
         text = read_policy_text(policy)
         Policy.from_toml(f"{text}\n")  # which is refused here, and not by each row
         digest = sha256(text.encode()).hexdigest()
+    if anchor is not None:
+        Anchor(anchor)  # refused here, as is a folder of collateral, which not every machine has a row for
+    if collateral is not None:
+        next(collateral.iterdir(), None)
     opened = load_folder(path, ring)
     with private_folder(path) as private, reporter("qualifying") as tell_row:
         stage = Stage(opened, path.absolute(), ring, policy, collateral, anchor, private)
