@@ -56,6 +56,8 @@ class Launcher:
             self.sources = [self._hold(each) for each in sources]
             self._blocks = {"named": self._hold(blocks)} if blocks else {"random": self._keep(Key.generate())}
             self._ring = KeyRing.resolve(self.sources)
+            if blocks:
+                KeyRing.resolve(self._blocks["named"])  # refused here, and not when a server stores a block
             undone.pop_all()
         self._slots: list[Path] = []
         self._shown: dict[str, str] = {}  # what the program sees of folders, by their names

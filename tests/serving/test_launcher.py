@@ -187,6 +187,9 @@ def test_a_folder_has_as_many_links_as_are_named_and_a_word_of_its_own(place):
     [
         ("no key", 5),
         ("a missing shard", 4),
+        ("no key file", 5),
+        ("no key of blocks", 5),
+        pytest.param("a text for a key of blocks", 5, marks=pytest.mark.slow),
         pytest.param("another key", 5, marks=pytest.mark.slow),
         pytest.param("an altered file", 4, marks=pytest.mark.slow),
         pytest.param("no folder", 6, marks=pytest.mark.slow),
@@ -200,6 +203,12 @@ def test_nothing_starts_if_a_folder_does_not_open(place, given, status):
         (place.path / "sealed/config.json").write_text('{"layers": 2}')
     if given == "no folder":
         options["folders"] = ["elsewhere"]
+    if given == "no key file":
+        options["key"] = ["--key", "missing.key"]
+    if given == "no key of blocks":
+        options["options"] = ["--kv-key", "missing.key"]
+    if given == "a text for a key of blocks":
+        options["options"] = ["--kv-key", "sealed/config.json"]
     said = place.run("touch", "started", "sealed", status=status, **options)
     assert said.startswith("error: ")
     assert said.count("\n") == 1

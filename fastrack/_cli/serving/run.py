@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fastrack._cli.errors import file_path, refuse_values
+from fastrack._cli.errors import file_path, reading_keys, refuse_values
 from fastrack._cli.files import key_sources
 from fastrack._cli.options import AnchorFile, KeyFiles
 from fastrack._cli.program import BEHIND
@@ -60,7 +60,9 @@ def run(
     if sys.platform != "linux":
         raise OSError(f"`fastrack run` needs Linux, got {sys.platform}. Use fastrack.mount_folder in the program")
     named, anchored, unmatched = key_sources(key), resolve_anchor(anchor), set(memfd or ())
-    with Launcher(named or [os.environ[KEY_FILE_VARIABLE]], kv_key) as launcher:
+    with reading_keys():
+        opened = Launcher(named or [os.environ[KEY_FILE_VARIABLE]], kv_key)
+    with opened as launcher:
         for folder, links in folders.items():
             with refuse_values("--code"):
                 unmatched -= launcher.mount(folder, links, anchor=anchored, code=code, memfd=memfd or ())
