@@ -387,7 +387,8 @@ def _usage(error: Any) -> str:
     for found, said in _WORDS.items():
         text = re.sub(found, said, text)
     text = HIDDEN if has_key(error.message) else text
-    return f"{text[0].lower()}{text[1:]}. `{path} --help` tells more"
+    text = text if text[:2].isupper() else f"{text[0].lower()}{text[1:]}"  # but for the name of an argument
+    return f"{text}. `{path} --help` tells more"
 
 
 def _has_flag(error: Any, name: str) -> bool:
