@@ -176,7 +176,7 @@ class ExtendedCommand(Command):
         if is_asked and not is_completion:
             as_json = ("--json", "-") in pairwise(args) if self.added else "--json" in args
             handle_errors(lambda **_: extension.require())(as_json=as_json)
-        if (is_asked or is_completion or words & {"--help", "-h"}) and extension.is_installed():
+        if (is_asked or is_completion or words & {"--help", "--help-all", "-h"}) and extension.is_installed():
             return self.whole().make_context(info_name, args, parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 

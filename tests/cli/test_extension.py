@@ -76,7 +76,7 @@ def test_without_it_help_lists_what_is_there(cli):
 def test_with_it_help_lists_all(cli):
     pytest.importorskip("fastrack_bench")
     assert "  plan " in cli("--help").stdout
-    for line in ("bench --help", "help bench"):
+    for line in ("bench --help", "bench --help-all", "help bench"):
         assert "--toll" in cli(line).stdout
 
 
