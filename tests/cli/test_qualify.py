@@ -21,7 +21,7 @@ import fastrack
 import fastrack_bench
 from fastrack._keys.signing import sign_envelope
 from fastrack.grants import Signer
-from fastrack_bench.qualification import record, rows
+from fastrack_bench.qualification import machine, record, rows
 from fastrack_bench.qualification.stage import private_folder
 
 pytest.importorskip("uvicorn")
@@ -408,6 +408,37 @@ def test_no_folder_of_others_is_swept(tmp_path):
         "sealed",
     ]
     assert (tmp_path / "kept/.fastrack-qualify").exists()
+
+
+def test_plaintext_that_an_earlier_row_left_in_a_temporary_file_is_found(cli, model, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def leak(stage):
+        rows._load(stage)
+        (tmp_path / "leak").write_bytes(bytes(50) + stage.needles[0])
+        time.sleep(0.1)  # so that it is older than what the next row makes
+        return "passed", "leaked"
+
+    table = [("a leak", leak), *(row for row in rows.ROWS if row[0] == "plaintext in files")]
+    monkeypatch.setattr(rows, "ROWS", table)
+    assert f"{tmp_path}/leak" in cli.json(model, status=1)["rows"][1]["seen"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "limit", "told"),
+    [
+        ("core", 0, "core dumps none;"),
+        ("core", -1, "core dumps to core, with plaintext: ulimit -c 0;"),
+        ("|/usr/share/apport/apport %p", 0, "core dumps to |/usr/share/apport/apport %p, with plaintext: sysctl "),
+    ],
+)
+def test_a_limit_of_cores_does_not_bind_a_program_that_gets_them(tmp_path, monkeypatch, pattern, limit, told):
+    for name, text in (("swaps", "Filename\n"), ("sys/kernel/core_pattern", f"{pattern}\n")):
+        (path := tmp_path / "proc" / name).parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (limit, -1))
+    assert told in machine.read_kernel(None)[1]
 
 
 def test_an_error_of_another_kind_does_not_pass_for_a_refusal(cli, model, monkeypatch):

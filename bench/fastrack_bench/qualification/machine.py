@@ -37,7 +37,7 @@ from fastrack.errors import AttestationError, DeviceError, FastrackError
 from fastrack.grants import Signer
 from fastrack_bench.qualification import child
 from fastrack_bench.qualification.record import FAILED, PASSED, READ, STAND_IN
-from fastrack_bench.qualification.stage import Outcome, Stage, expect, not_asked, not_here
+from fastrack_bench.qualification.stage import MARK, Outcome, Stage, expect, not_asked, not_here
 
 _START, _LIMIT, _SLACK = 60.0, 2.0, 3.0  # seconds for the broker to start, for an exchange, and over that
 _MEMORY, _BLOCK, _SEARCHED = 1 << 30, 16 << 20, 64 << 20  # bytes of the parent that are searched, in blocks; of a file
@@ -266,11 +266,10 @@ def read_kernel(_: Stage) -> Outcome:
     """Read where the kernel may write memory of processes, and who may read it."""
     limit, swaps = resource.getrlimit(resource.RLIMIT_CORE)[0], len(read_system(ROOT / "proc/swaps").splitlines()) - 1
     scope = read_system(ROOT / "proc/sys/kernel/yama/ptrace_scope").strip()
-    cores = (
-        f"to {read_system(ROOT / 'proc/sys/kernel/core_pattern').strip()}, with plaintext: ulimit -c 0"
-        if limit
-        else "none"
-    )
+    pattern = read_system(ROOT / "proc/sys/kernel/core_pattern").strip()
+    # core(5): a program gets dumps with a limit of 0 as well.
+    advice = "sysctl kernel.core_pattern=core" if pattern.startswith("|") else "" if limit == 0 else "ulimit -c 0"
+    cores = f"to {pattern}, with plaintext: {advice}" if advice else "none"
     swap = f"{swaps} devices, which may get plaintext: swapoff -a" if swaps > 0 else "none"
     others = f"scope {scope}" if scope in {"1", "2", "3"} else "of a user read each other: kernel.yama.ptrace_scope=1"
     return READ, f"core dumps {cores}; swap {swap}; processes {others}"
@@ -300,9 +299,10 @@ def fill_disk(stage: Stage) -> Outcome:
 def find_in_files(stage: Stage) -> Outcome:
     """Search files for pieces of opened tensors. One that is made with a piece has to be found."""
     (control := stage.new("control")).write_bytes(bytes(99) + _needles(stage)[-1])
-    paths = [path for folder in (stage.path, stage.folder, Path("/dev/shm")) for path in folder.rglob("*")]  # noqa: S108
-    started = stage.path.stat().st_ctime
-    paths += [path for path in Path(tempfile.gettempdir()).iterdir() if path.lstat().st_mtime >= started]
+    folders = stage.path, stage.folder, "/dev/shm"  # noqa: S108
+    paths = [Path(here, name) for folder in folders for here, _, names in os.walk(folder) for name in names]
+    started = (stage.path / MARK).stat().st_mtime  # that of the folder is the time of the last row
+    paths += [path for path in Path(tempfile.gettempdir()).iterdir() if _is_since(started, path)]
     found = {str(path) for path in paths if path.is_file() and _has_any(path, stage.needles)}
     if str(control) not in found:
         return FAILED, "the search does not find what is there"
@@ -310,6 +310,13 @@ def find_in_files(stage: Stage) -> Outcome:
     if len(found) > 1:
         return FAILED, f"plaintext in {', '.join(sorted(found - {str(control)}))}"
     return PASSED, f"none of {len(stage.needles)} pieces in folder, logs, /dev/shm, new temporary files: 64 MiB of each"
+
+
+def _is_since(started: float, path: Path) -> bool:
+    """Return whether a file was written since then. One that is gone was not."""
+    with contextlib.suppress(OSError):
+        return path.lstat().st_mtime >= started
+    return False
 
 
 def _needles(stage: Stage) -> list[bytes]:

@@ -25,7 +25,7 @@ from fastrack.attest import Policy
 from fastrack.errors import KeyPermissionError
 from fastrack_bench.qualification.record import FAILED, NOT_ASKED, NOT_HERE, PASSED
 
-_MARK = ".fastrack-qualify"  # in a private folder, which is locked while its process lives
+MARK = ".fastrack-qualify"  # in a private folder, which is locked while its process lives
 _CLONE = 0x40049409  # FICLONE of linux/fs.h: a copy that shares its blocks, where the file system can
 
 Outcome = tuple[str, str]
@@ -185,13 +185,13 @@ def private_folder(beside: Path) -> Iterator[Path]:
         parent = Path(tempfile.gettempdir())
     for left in parent.glob(".fastrack-*.part"):
         with contextlib.suppress(OSError), _locked(left, fcntl.LOCK_NB):  # no folder, or one in use
-            if (left / _MARK).is_file() and left.stat().st_uid == os.geteuid():
+            if (left / MARK).is_file() and left.stat().st_uid == os.geteuid():
                 remove_own(left, os.getpid())
     path = temporary_name(parent)  # by such a name `fastrack doctor` finds it too
     path.mkdir(0o700)
     try:
         with _locked(path):
-            (path / _MARK).touch()
+            (path / MARK).touch()
             yield path
     finally:
         remove_own(path, os.getpid())
