@@ -233,6 +233,7 @@ $(patsubst %,.venv-%/.installed,$(filter-out flare,$(INTEGRATIONS))): .venv-%/.i
 	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python -m pip install --quiet --upgrade "pip>=25.1" $(BACKEND)
 	grep -o '^torch==[0-9.]*' requirements.txt > .venv-$*/constraints.txt
+	$(if $(findstring tpm,$($*_EXTRAS)),.venv-$*/bin/python -m pip install --quiet tpm2-pytss)  # built with what it names
 	FASTRACK_WHEEL=pure .venv-$*/bin/python -m pip install --quiet --no-build-isolation --constraint .venv-$*/constraints.txt \
 		--editable '.[$($*_EXTRAS)]' --editable ./bench --group $*
 	test $* != trainers || .venv-$*/bin/python -c 'import torchvision' 2>.venv-$*/torchvision.txt || { \
