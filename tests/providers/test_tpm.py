@@ -183,7 +183,7 @@ class Tap:
         for open_socket in self._sockets:
             with contextlib.suppress(OSError):
                 open_socket.shutdown(socket.SHUT_RDWR)
-            each.close()
+            open_socket.close()
 
 
 def test_no_key_is_on_the_way_to_the_tpm(machine, key):

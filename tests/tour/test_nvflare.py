@@ -206,8 +206,9 @@ def error_of(result):
     return result.get_header("fastrack_error")
 
 
-def test_a_site_asks_the_desks_that_it_names(owner, context, files, settings):
-    settings()
+def test_a_site_asks_the_desks_that_it_names(owner, context, files, settings, tmp_path, key):
+    fastrack.save_file({"rows": np.zeros(3)}, tmp_path / "data", key)
+    settings(data=[str(tmp_path / "data")])
     assert error_of(visit(owner, context, files(2))).startswith("Connection")
 
 
