@@ -233,7 +233,7 @@ class Batch:
 
         work = _logged(self.verb, work)
         start = time.perf_counter()
-        with taken_back(plaintext):
+        with _exit_if_failed(reports), taken_back(plaintext):
             try:
                 if self.many:
                     with contextlib.nullcontext() if self.is_dry else self._counted(reports):
@@ -249,8 +249,6 @@ class Batch:
             print_lines([*later, *(["Nothing was written."] if self.is_dry and for_people else [])])
             if for_people and not self.quiet and not (in_full and len(self.jobs) == 1):
                 print_lines(self._close(reports, summary, time.perf_counter() - start))
-        if failed := [error for report in reports for error in report.errors]:
-            raise typer.Exit(status_of(failed))
 
     def _work_on_each(self, work: Work, take: Callable[[Report], None]) -> None:
         load_engine(self.verb)  # here, so that it fails once for the command, not for each file
@@ -299,6 +297,18 @@ class Batch:
                 text += f" into {clean(str(as_location(self.target)))}. Run it again with --skip-existing to go on"
             error.add_note(text)
             raise
+
+
+@contextlib.contextmanager
+def _exit_if_failed(reports: Sequence[Report]) -> Iterator[None]:
+    """Exit behind the block with the status of the errors, which say more than a reader that has ended."""
+    try:
+        yield
+    except BrokenPipeError:
+        if not any(report.errors for report in reports):
+            raise
+    if failed := [error for report in reports for error in report.errors]:
+        raise typer.Exit(status_of(failed))
 
 
 def _logged(verb: Verb, work: Work) -> Work:

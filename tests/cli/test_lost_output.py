@@ -123,7 +123,7 @@ def test_an_output_without_a_buffer_fails_it_too(attempt, name):
     check(attempt, name, FULL, has_buffer=False)
 
 
-@pytest.mark.parametrize("name", rows(slow=QUICK))
+@pytest.mark.parametrize("name", rows(slow=(*QUICK, "a wrong key for files", "a wrong key, as JSON")))
 @pytest.mark.parametrize("has_buffer", [True, False], ids=["buffered", "unbuffered"])
 def test_an_output_that_nobody_reads_fails_it_as_well(attempt, name, has_buffer):
     check(attempt, name, CLOSED, has_buffer=has_buffer)

@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -78,7 +79,9 @@ def qualify(
         assert owner is not None
         found = load_record(verify, Verifier.load(owner))
     document = asdict(found) | {"issued": found.issued.isoformat(), "ok": not found.counts[FAILED]}
-    tell(_lines(found), as_json=as_json, **document, counts=found.counts)
+    # Rows that failed say more than a reader that has ended.
+    with suppress(BrokenPipeError) if found.counts[FAILED] else nullcontext():
+        tell(_lines(found), as_json=as_json, **document, counts=found.counts)
     if found.counts[FAILED]:
         raise typer.Exit(1)
 
