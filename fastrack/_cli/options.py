@@ -1,5 +1,6 @@
 """Options of several commands."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -55,3 +56,11 @@ KeyFile = Annotated[str | None, typer.Option("--key", "-k", metavar="KEY", help=
 KeyFiles = Annotated[list[str] | None, typer.Option("--key", "-k", metavar="KEY", help=f"{KEY_HELP} May be repeated.")]
 Bits = Literal["256", "128"]
 Algorithm = Literal["MLKEM768_X25519", "P-384", "Ed25519", "ML-DSA-65"]
+
+
+def split_names(texts: Sequence[str]) -> list[str]:
+    """Return the names in the texts of an option, between commas, or in quotes: a column may have any name."""
+    quoted = '""'
+    return [
+        name for text in texts for name in ([text[1:-1]] if text[:1] + text[1:][-1:] == quoted else text.split(","))
+    ]

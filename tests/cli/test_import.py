@@ -71,7 +71,7 @@ def test_an_interrupted_import_keeps_its_shards(cli, key, folder):
 def test_the_report_has_six_lines_of_80_columns(cli, key, folder):
     (folder / "my.csv").write_text("id,name,price,born\n1,Ann,2.5,2001-01-01\n2,Bo,,2002-02-02\n")
     lines = cli(f"import my.csv ds {key}").stdout.splitlines()
-    assert re.sub(r"\d+\.\d s", "0.1 s", lines[0]) == "ds: 2 samples sealed, of 1 file (59 B read); 0.1 s"
+    assert re.sub(r"\d+\.\d s", "0.1 s", lines[0]) == "ds: 2 samples sealed, of 1 file (59 B of values read); 0.1 s"
     assert lines[1] == "columns: id (integers), name (text), price (numbers or null), born (text)"
     assert lines[2].startswith("key: ")
     assert lines[3:] == ["Next: fastrack inspect ds", '      in Python: fastrack.SealedDataset("ds", keys="owner.key")']
@@ -183,6 +183,16 @@ def test_columns_are_chosen(cli, key, folder):
     assert [column["name"] for column in report["columns"]] == ["price", "id"]
     assert "'nmae'" in cli.error(f"import my.csv other --columns nmae {key}")
     cli(f"import my.csv other --columns id, {key}", status=2)
+
+
+def test_a_column_whose_name_has_a_comma_is_chosen_in_quotes(cli, key, folder):
+    (folder / "my.csv").write_text('id,"weight, kg",price\n1,70,2.5\n')
+    report = cli.json(f"""import my.csv ds --columns '"weight, kg"' --columns id,price {key}""")
+    assert [column["name"] for column in report["columns"]] == ["weight, kg", "id", "price"]
+    said = cli(f"""import my.csv again --dry-run --columns '"weight, kg"' {key}""").stdout
+    assert """--columns '"weight, kg"'""" in said
+    cli(f"""unseal ds out.csv --columns '"weight, kg"' {key}""")
+    assert (folder / "out.csv").read_text() == '"weight, kg"\n70\n'
 
 
 def test_without_a_key_an_error_says_how_to_make_and_name_one(cli, lines, monkeypatch):

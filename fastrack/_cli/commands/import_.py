@@ -15,7 +15,7 @@ import typer
 from fastrack._cli.console import clean, pluralize, print_lines, reporter, tell
 from fastrack._cli.errors import is_of_location, refuse_options
 from fastrack._cli.files import as_location, is_stream, load_engine, open_ring
-from fastrack._cli.options import Json, KeyFile, Quiet
+from fastrack._cli.options import Json, KeyFile, Quiet, split_names
 from fastrack._keys.keyring import KEY_FILE_VARIABLE
 from fastrack._samples.blocks import VALID, Column
 from fastrack._samples.csv.cell_types import Schema
@@ -51,7 +51,7 @@ def import_(
     ] = None,
     columns: Annotated[
         list[str] | None,
-        typer.Option("--columns", metavar="NAMES", help="Store only these columns: a,b. May be repeated."),
+        typer.Option("--columns", metavar="NAMES", help="Store only these columns: a,b or '\"a,b\"'. May be repeated."),
     ] = None,
     null: Annotated[
         list[str] | None,
@@ -92,7 +92,7 @@ def import_(
     is_alone = skip_existing and not (resume or append)
     refuse_options({"--skip-existing": is_alone}, "expected --append or --resume beside it, got neither")
     folder = as_location(target)
-    names = [name for text in columns or () for name in text.split(",")]
+    names = split_names(columns or ())
     refuse_options({"--columns": not all(names)}, "expected names with commas between them, got an empty one")
     schema = _schema_of(null or (), types or ())
     owner = None if dry_run and not (resume or append) else _open_key(key)
@@ -108,7 +108,7 @@ def import_(
         chosen=names or None,
         is_dry=dry_run,
     )
-    given: dict[str, Any] = {"--key": key, "--columns": ",".join(names), "--skip-existing": skip_existing}
+    given: dict[str, Any] = {"--key": key, "--columns": columns, "--skip-existing": skip_existing}
     given |= {"--null": null, "--type": types, "--shard-size": shard_size if shard_size != _SHARD_SIZE else None}
     with _telling_how_far(work, paths, {**given, "--append": append}), reporter("importing:", quiet=quiet) as report:
         work.work(owner, shard_size * _MIB, lambda _: report(_count(work)))
@@ -218,7 +218,7 @@ def _report(work: Import, seconds: float, key_id: str | None, key: str | None, c
         told = f"{pluralize(added, 'sample')} to {'add' if work.before else 'seal'}"
     of = f", of {pluralize(work.begun, 'file')}" if work.begun else ""
     total = f", {work.samples} in all" if work.before else ""
-    lines = [f"{clean(folder)}: {told}{of} ({format_size(work.nbytes)} read){total}; {seconds:.1f} s"]
+    lines = [f"{clean(folder)}: {told}{of} ({format_size(work.nbytes)} of values read){total}; {seconds:.1f} s"]
     lines += _list_columns(_describe_columns(work.columns))
     if work.classes:
         lines.append(

@@ -35,6 +35,7 @@ from fastrack._cli.options import (
     Quiet,
     Recursive,
     SkipUnchecked,
+    split_names,
 )
 from fastrack._cli.run import Batch, Job, Meter, Report
 from fastrack._cli.streams import open_sealed, require_files, require_one_stream, standard_output
@@ -77,7 +78,7 @@ def unseal(
     ] = None,
     columns: Annotated[
         list[str] | None,
-        typer.Option("--columns", metavar="NAMES", help="Only these columns of a dataset: a,b. May be repeated."),
+        typer.Option("--columns", metavar="NAMES", help="Only these columns: a,b or '\"a,b\"'. May be repeated."),
     ] = None,
     recursive: Recursive = False,
     force: Force = False,
@@ -138,8 +139,7 @@ def unseal(
         if many:
             return opener.unseal_into(target, job, meter)
         if is_data_set(job.source):
-            names = [name for text in columns or () for name in text.split(",")]
-            return opener.export(source, target, names or None, meter)
+            return opener.export(source, target, split_names(columns or ()) or None, meter)
         return opener.unseal_folder(source, target, meter) if whole else opener.unseal(source, output, meter)
 
     def summarize(reports: Sequence[Report]) -> str:
