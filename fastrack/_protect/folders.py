@@ -52,7 +52,7 @@ def write_folder(
     key : KeyLike, optional
         The owner's key, as for `seal`.
     plain : iterable of str
-        Further files to leave plain, as for `seal_folder`, but for ``.safetensors`` files.
+        Further files to leave plain, as for `seal_folder`, except ``.safetensors`` files.
 
     Yields
     ------

@@ -103,7 +103,7 @@ class TdxPolicy:
         The longest time since the collateral was issued, by default 30 days.
     td_attributes, xfam : frozenset of bytes
         The allowed values of TDATTRIBUTES and XFAM, 8 bytes each, as the quote has them. If empty, of TDATTRIBUTES
-        SEPT_VE_DISABLE (bit 28) must be set and no other bit, but for those that the next two allow; and XFAM must be
+        SEPT_VE_DISABLE (bit 28) must be set and no other bit, except those that the next two allow; and XFAM must be
         one that TDX modules offer.
     allow_debug, allow_migration : bool
         Whether TDs are accepted that the host may read, or move to another machine.
