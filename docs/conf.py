@@ -1,5 +1,6 @@
 """Sphinx's settings for the documentation. `make docs` builds it, and takes warnings for errors."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -63,6 +64,14 @@ def redirect(app: Sphinx, error: Exception | None) -> None:
             Path(app.outdir, f"{old}.html").write_text(REDIRECT.format(page=page), encoding="utf-8")
 
 
+def join_names(_app: Sphinx, _what: str, _name: str, _of: object, _options: object, lines: list[str]) -> None:
+    """Join the names of attributes that are described as one: of `a, b` Sphinx would take `a,` for the type of `b`."""
+    for number, line in enumerate(lines):
+        if field := re.match(r":(?:ivar|vartype) [^:]*:", line):
+            lines[number] = field[0].replace(", ", ",\N{ZERO WIDTH SPACE}") + line[field.end() :]
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("autodoc-process-docstring", join_names, priority=600)  # after napoleon, which makes fields of sections
     app.connect("build-finished", copy_reader)
     app.connect("build-finished", redirect)

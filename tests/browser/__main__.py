@@ -87,6 +87,8 @@ def serve(html):
 
 def main(look):
     """Run a look at a site, and return the status: 1 if anything is wrong, and 2 if there is no browser."""
+    for pictures in sys.argv[2:]:
+        Path(pictures).mkdir(parents=True, exist_ok=True)  # Chromium says nothing of one that is not there
     try:
         return look(*sys.argv[1:])
     except NoBrowserError as error:

@@ -1,6 +1,7 @@
 import fnmatch
 import json
 import re
+import runpy
 import subprocess
 from pathlib import Path
 
@@ -187,6 +188,22 @@ def test_the_api_page_of_each_package_has_its_public_names_and_no_others():
         assert sorted(named) == sorted(described), package
     of_ray = find(r"^\.\. auto\w+:: fastrack\.ray\.(\w+)$", "docs/api-ray.md")
     assert f"__all__ = {json.dumps(sorted(of_ray))}" in read("fastrack/ray/__init__.py")  # whose import needs Ray
+
+
+@pytest.mark.repository
+def test_attributes_that_are_described_as_one_keep_their_names():
+    pytest.importorskip("sphinx")
+    lines = [
+        ":ivar tcb_info, qe_identity: The member, byte for byte.",
+        ":vartype tcb_info, qe_identity: bytes",
+        "a, b: c",
+    ]
+    runpy.run_path(str(DOCS / "conf.py"))["join_names"](None, "class", "", None, None, lines)
+    fields = [line.split(":")[1].split() for line in lines[:2]]
+    assert [len(field) for field in fields] == [2, 2]  # with a third, Sphinx takes the second for a type
+    assert fields[0][1] == fields[1][1]
+    assert lines[0].endswith(": The member, byte for byte.")
+    assert lines[2] == "a, b: c"
 
 
 @pytest.mark.repository
