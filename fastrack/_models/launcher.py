@@ -32,6 +32,8 @@ _OF_TERMINALS = {signal.SIGINT, signal.SIGQUIT}
 _PASSED = {*_OF_TERMINALS, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 _SET_PDEATHSIG = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 _SLOTS = 1000  # launchers of one folder at a time
+_IS_ABSENT = "expected a program in PATH, or its path, got neither. Install it, or name its path"
+_MAY_NOT_RUN = "expected a program, got what may not be run. Name its interpreter, as in python serve.py, or chmod +x"
 
 
 class Launcher:
@@ -133,7 +135,11 @@ class Launcher:
         try:
             # With the descriptors that a shell or a supervisor gave to it, such as that of `<(...)`; its own are not.
             options: dict[str, Any] = {"close_fds": False, "preexec_fn": _preparation()}  # which calls C only
-            process = subprocess.Popen(command, env=env, **options)  # noqa: S603
+            try:
+                process = subprocess.Popen(command, env=env, **options)  # noqa: S603
+            except (FileNotFoundError, PermissionError) as error:
+                advice = _IS_ABSENT if isinstance(error, FileNotFoundError) else _MAY_NOT_RUN
+                raise type(error)(error.errno, advice, command[0]) from None
             for number in early:
                 pass_on(number, None)
             pid = 0

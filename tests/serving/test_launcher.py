@@ -344,7 +344,12 @@ def test_a_loader_in_another_language_gets_a_stub_or_the_plain_file_that_was_nam
 def test_the_status_of_the_program_is_the_launchers(place):
     place.run("sh", "-c", "exit 7", "sealed", status=7)
     place.run("sh", "-c", "kill -9 $$", "sealed", status=137)
-    assert "no-such-program" in place.run("no-such-program", "sealed", status=6)
+    (place.path / "servr").mkdir()  # which the error does not take for the program
+    said = place.run("servr", "sealed", status=6)
+    assert "servr: expected a program in PATH" in said
+    assert "Did you mean" not in said
+    (place.path / "serve.py").write_text("")
+    assert "Name its interpreter" in place.run("./serve.py", "sealed", status=1)
 
 
 @pytest.mark.slow
