@@ -24,6 +24,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_demo(workers: int) -> int:
+    import examples.serving.worker  # noqa: F401 - starlette or uvicorn is missed here, not in a server that is not heard
+
     torch.set_num_threads(1)  # as in a worker
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -182,3 +182,10 @@ def test_every_example_is_described_and_run_here():
     assert sorted(listed) == names
     tests = Path(__file__).read_text()
     assert not [name for name in names if name not in {*IMPORTS, "kserve"} and f'run("{name} ' not in tests]
+
+
+def test_the_demo_of_the_server_names_a_package_that_its_servers_lack():
+    code = "import sys; sys.modules['uvicorn'] = None; from examples.serving.demo import run_demo; run_demo(1)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(EXAMPLES.parent), *filter(None, sys.path)])}
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert "uvicorn" in ran.stderr.splitlines()[-1]
