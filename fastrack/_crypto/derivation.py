@@ -47,6 +47,7 @@ def derive_rows(
                 bad = start + bad_in_part
     # After the derivation: another thread may have wiped the secret during it.
     if hmac.compare_digest(secret, _ZEROS[: len(secret)]):
+        getattr(getattr(secret, "obj", None), "require_in_force", int)()  # raises if it is of a lease, which ended
         raise FormatError(
             "deriving a key failed: expected random bytes, got zeros only, as a wiped key leaves; load it again"
         )

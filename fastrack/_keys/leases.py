@@ -2,7 +2,8 @@
 
 The page is anonymous memory with a descriptor (memfd), sealed so that who maps it later only reads it. A forked child
 has the mapping of its parent; another process opens ``/proc/PID/fd/N``. Each use of a key looks at the page, which has
-the end of the lease: so it ends in all processes, whether or not the one that renews it still runs.
+the end of the lease: so it ends in all processes, whether or not the one that renews it still runs. Only the process
+that took the lease writes to the page; at the end each other one puts empty memory in its place.
 
 A page has, in the byte order of the machine: 16 bytes of `_MAGIC`; the end by CLOCK_BOOTTIME, which counts the time
 that a guest was suspended, and the end by CLOCK_REALTIME, in nanoseconds, both zero once it is over; the number of
@@ -43,6 +44,7 @@ _HEAD, _SECRET = 64, 32  # bytes
 _LIMIT = 8 << 20  # bytes of a page
 _ENDS, _COUNTS = slice(2, 4), slice(4, 6)  # words of the page
 _SEALS = 0x1 | 0x2 | 0x4 | 0x10  # F_SEAL_SEAL, SHRINK, GROW and FUTURE_WRITE, which Python's fcntl does not name
+_MAP_FIXED = 0x10  # of Linux, which Python's mmap does not name
 _LOOK = 1.0  # seconds at most until a process that uses no key notices the end, and forgets what it derived
 _SOURCE = re.compile(r"lease:(/proc/[1-9][0-9]{0,9}/fd/[0-9]{1,9})")
 _LINKS = "fastrack._devices.cuda.link"  # which a process without a GPU has not loaded
@@ -89,9 +91,15 @@ class LeasePage:
     The process that made it may prolong it. Threads of all processes may use its keys.
     """
 
-    def __init__(self, descriptor: int, memory: mmap.mmap, *, is_own: bool) -> None:
+    def __init__(self, descriptor: int, size: int, *, is_own: bool) -> None:
+        memory = _Memory(descriptor, size, prot=mmap.PROT_READ | (mmap.PROT_WRITE if is_own else 0))
+        memory.require_in_force = lambda: self.require(*(key.id for key in self.keys))
+        with suppress(AttributeError, OSError):
+            memory.madvise(mmap.MADV_DONTDUMP)
         view = memoryview(memory)
         self._descriptor, self._memory, self._words = descriptor, view, view[:_HEAD].cast("Q")
+        if is_own:  # not closed at the end: another process could open another file by its number
+            finalize(self, _close, descriptor, os.getpid())
         self._place = _place_of(os.fstat(descriptor))
         self.ends = self._words[_ENDS]
         self._owner = os.getpid() if is_own else None
@@ -115,20 +123,15 @@ class LeasePage:
             descriptor = os.memfd_create("fastrack lease", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.fchmod(descriptor, 0o400)
             os.ftruncate(descriptor, size)
-            memory = mmap.mmap(descriptor, size)
+            page = cls(descriptor, size, is_own=True)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         except (ImportError, AttributeError, OSError) as error:
             raise DeviceError(
                 f"making a lease failed: expected memory that others map for reading (Linux 5.1), got {error}. Use a "
                 "newer system"
             ) from None
-        with suppress(AttributeError, OSError):
-            memory.madvise(mmap.MADV_DONTDUMP)
-        page = cls(descriptor, memory, is_own=True)
-        # Not at the end: its number could be another file's when a process opens the page by it.
-        finalize(page, _close, descriptor, os.getpid())
-        memory[size - len(described) :] = described
-        memory[: len(_MAGIC)] = _MAGIC
+        page._memory[size - len(described) :] = described
+        page._memory[: len(_MAGIC)] = _MAGIC
         page._words[4], page._words[5] = len(keys), len(described)
         for place, key in zip(page._places(len(keys)), keys, strict=True):
             secret = key.material()
@@ -144,6 +147,11 @@ class LeasePage:
         return f"lease:/proc/{self._owner}/fd/{self._descriptor}"
 
     @property
+    def is_own(self) -> bool:
+        """Return whether this process took the lease. Only it writes to the page."""
+        return os.getpid() == self._owner
+
+    @property
     def is_over(self) -> bool:
         """Return whether the lease is over. Once it was found over, it stays so, whatever the clocks say later."""
         if not self._has_ended and boottime() < self.ends[0] and realtime() < self.ends[1]:
@@ -156,10 +164,10 @@ class LeasePage:
         """The seconds until the end by the clock that comes there first."""
         return max(0.0, min(self.ends[0] - boottime(), self.ends[1] - realtime()) / 1e9)
 
-    def require(self, key: Key) -> None:
-        """Raise LeaseError unless the lease is in force, and watch for its end."""
+    def require(self, *ids: str) -> None:
+        """Raise LeaseError, which names these keys, unless the lease is in force, and watch for its end."""
         if self.is_over:
-            raise self.error(key.id)
+            raise self.error(", ".join(ids))
         self._begin_watch()
 
     def error(self, key_id: str) -> LeaseError:
@@ -179,22 +187,28 @@ class LeasePage:
 
     def watch(self, derived: Wipeable) -> None:
         """Wipe a secret that was derived from a key of the page when the lease ends, as long as it exists."""
-        self._derived.add(derived)
+        with self._lock:
+            self._derived.add(derived)
+        if self._has_ended:
+            derived.wipe()
 
     def end(self, reason: str = "") -> None:
         """End the lease in all processes: clear the page, and forget what was derived in this one."""
         with self._lock:
             if self._has_ended:
                 return
-            self._has_ended, self.is_watched = True, False
             self.reason = self.reason or reason
-            if not self._memory.readonly:
+            if self.is_own:
                 self.ends[0] = self.ends[1] = 0  # first: who looks now sees that it is over
                 secrets = self._memory[_HEAD : _HEAD + _SECRET * self._words[4]]
                 secrets[:] = bytes(len(secrets))
+            else:  # nobody else may clear it while its process may be about to prolong it, or if that was killed
+                _forget(self._memory)
+            self._has_ended, self.is_watched = True, False  # last: after an interrupt the next look does all of it
+            derived = (*self.keys, *self._derived)
         self._stop.set()
-        for derived in (*self.keys, *self._derived):
-            derived.wipe()
+        for each in derived:
+            each.wipe()
         _pages.pop(self._place, None)
         # Message keys that are wrapped under the key of a device's link outlive the page.
         for link in tuple(getattr(sys.modules.get(_LINKS), "links", ())):
@@ -202,7 +216,7 @@ class LeasePage:
                 link.renew()
             except Exception as error:  # noqa: BLE001 - it is replaced at the next call
                 report(f"replacing the key of a device at the end of a lease failed: {type(error).__name__}")
-        if self.on_end is not None and os.getpid() == self._owner:
+        if self.on_end is not None and self.is_own:
             self._tell(self.on_end)
 
     @staticmethod
@@ -210,11 +224,6 @@ class LeasePage:
         """Call a function of the program's outside of the call that found the end."""
         with suppress(RuntimeError):  # at the end of the process there are no new threads
             threading.Thread(target=on_end, name="fastrack lease ended", daemon=True).start()
-
-    def clear(self, secret: memoryview) -> None:
-        """Overwrite the secret of one key, if this process may."""
-        if os.getpid() == self._owner:
-            secret[:] = bytes(len(secret))
 
     def read_keys(self) -> None:
         """Read the keys of the page. Raise FormatError if it is none, and LeaseError if it is over."""
@@ -287,7 +296,7 @@ class LeasedKey(Key):
         """Return a read-only view of the secret. Raise LeaseError if the lease is over. Not public."""
         ends = self._ends  # each use looks at the page, so in few steps
         if self._wiped or not self._page.is_watched or boottime() >= ends[0] or realtime() >= ends[1]:
-            self._page.require(self)
+            self._page.require(self._id)
             super().material()
         return self._view
 
@@ -305,11 +314,12 @@ class LeasedKey(Key):
         )
 
     def wipe(self) -> None:
-        """End the use of the key in this process, and in all if it is the one that took the lease."""
+        """End the use of the key in this process, and the whole lease if it is the one that took it."""
         self._wiped = True
-        self._page.clear(self._secret)  # type: ignore[arg-type]
         if self._message_keys is not None:
             self._message_keys.wipe()
+        if self._page.is_own:  # other processes would find zeros in its place, and a lease in force
+            self._page.end("a key of it was wiped")
 
 
 def open_page(source: str) -> KeyRing:
@@ -333,22 +343,40 @@ def open_page(source: str) -> KeyRing:
         known = _pages.get(_place_of(status))
         if known is None or known.is_over:
             require_own(Path(match[1]), status)
-            known = LeasePage(descriptor, _map(descriptor, status, source), is_own=False)
+            _require_page(descriptor, status, source)
+            known = LeasePage(descriptor, status.st_size, is_own=False)
             known.read_keys()
         return KeyRing(known.keys)
     finally:
         os.close(descriptor)
 
 
-def _map(descriptor: int, status: os.stat_result, source: str) -> mmap.mmap:
-    """Map a page for reading. Only memory that cannot be cut, and that its maker alone can write to, is one."""
+class _Memory(mmap.mmap):
+    """The memory of a page. A view of a secret leads to it: who finds zeros there asks it whether the lease ended."""
+
+    require_in_force: Callable[[], None]
+
+
+def _require_page(descriptor: int, status: os.stat_result, source: str) -> None:
+    """Raise FormatError unless a file is memory that cannot be cut, and that only its maker can write to."""
     import fcntl
 
     with suppress(OSError):  # of what has no seals
         is_sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
         if is_sealed and stat.S_ISREG(status.st_mode) and _HEAD <= status.st_size <= _LIMIT:
-            return mmap.mmap(descriptor, status.st_size, prot=mmap.PROT_READ)
+            return
     raise FormatError(f"opening {source} failed: expected the page of a lease, got something else. Copy the whole text")
+
+
+def _forget(memory: memoryview) -> None:
+    """Put empty memory in the place of a mapping that others have too. Views of it stay valid, and see zeros."""
+    import ctypes
+
+    import numpy as np
+
+    address, size = ctypes.c_void_p(np.frombuffer(memory, np.uint8).ctypes.data), ctypes.c_size_t(len(memory))
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+    ctypes.CDLL(None).mmap(address, size, mmap.PROT_READ, flags, -1, ctypes.c_long(0))
 
 
 def _close(descriptor: int, process: int) -> None:

@@ -3,8 +3,9 @@
 Everything but the evidence, the threads and the clocks is the real thing: grants are signed, encrypted and opened.
 """
 
-import mmap
 import os
+import threading
+import traceback
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -95,8 +96,7 @@ class Machine:
         self.asked, self.given = self.asking, self.giving
         self.is_over, self.told[:] = False, []
         source = self.lease._page._descriptor
-        size = os.fstat(source).st_size
-        self.child = LeasePage(source, mmap.mmap(source, size, prot=mmap.PROT_READ), is_own=False)
+        self.child = LeasePage(source, os.fstat(source).st_size, is_own=False)
         self.child.read_keys()
 
     def exchange(self, seconds):
@@ -327,3 +327,26 @@ def test_a_planted_fault_is_found(fault):
         fault(patch)
         with pytest.raises(AssertionError):
             check(2000, phases=[Phase.generate], derandomize=True)()
+
+
+def test_an_answer_that_never_comes_keeps_no_lease_from_its_end(monkeypatch):
+    monkeypatch.setattr(f"{__name__}.SECONDS", 2)
+    machine, ended, go_on = Machine(World(), Owner(World()), iter(())), threading.Event(), threading.Event()
+    machine.lease._exchange = lambda _: go_on.wait() and []
+    machine.lease._on_expiry = lambda _: ended.set()
+    assert ended.wait(10)  # without any use
+    assert not any(machine.lease._page._memory[64:96])
+    go_on.set()
+
+
+def test_a_failure_that_is_kept_has_no_secret_of_its_offer():
+    machine = Machine(World(), Owner(World()), iter([("replayed", 0.0)]))
+    machine.lease._renew()
+    error = machine.lease.failure
+    assert isinstance(error, fastrack.AttestationError)
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            held = frame.f_locals.values() if frame.f_code.co_name != "_renew" else ()
+            assert not [each for each in held if isinstance(each, (PendingOffer, Identity, bytes))]
+        error = error.__cause__ or error.__context__
+    machine.lease.close()

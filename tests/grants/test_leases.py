@@ -1,6 +1,7 @@
 """The page that holds the secrets of a lease: who may read it, who may write to it, and what ends with it."""
 
 import fcntl
+import gc
 import json
 import mmap
 import os
@@ -20,6 +21,7 @@ from helpers.process_memory import find_in_process
 
 import fastrack
 from fastrack import Key, LeaseError
+from fastrack._crypto import derivation
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._keys import leases
 from fastrack._keys.grants import PAYLOAD_TYPE, open_key
@@ -81,7 +83,7 @@ def test_restrictions_hold_in_other_processes_too(lease):
 def mapped(page):
     """Map a page as another process does."""
     size = os.fstat(page._descriptor).st_size
-    other = LeasePage(page._descriptor, mmap.mmap(page._descriptor, size, prot=mmap.PROT_READ), is_own=False)
+    other = LeasePage(page._descriptor, size, is_own=False)
     known = leases._pages.pop(page._place)
     other.read_keys()
     leases._pages[page._place] = known
@@ -168,6 +170,82 @@ def test_a_forked_child_neither_ends_nor_prolongs_for_its_parent(lease):
 
     assert in_forked_child(wipe)
     assert len(page.keys[0].material()) == 32
+
+
+def test_no_other_process_writes_to_a_page_whatever_its_clock_says(lease, monkeypatch):
+    """Or the one with the lease, which is about to prolong it, would go on with zeros."""
+    page = lease()
+    secret = bytes(page.keys[0].material())
+
+    def end():
+        monkeypatch.setattr(leases, "boottime", lambda: 1 << 62)
+        with pytest.raises(LeaseError):
+            page.keys[0].material()
+        return any(page._memory)
+
+    assert in_forked_child(end) is False
+    assert bytes(page.keys[0].material()) == secret
+
+
+def test_what_a_killed_process_left_is_in_no_other_after_the_end():
+    code = (
+        "import sys, time, fastrack; from fastrack._keys.leases import *\n"
+        "key = fastrack.Key.generate(); page = LeasePage.create([key], Moment.now().after(3))\n"
+        "print(page.source, bytes(page._memory[64:96]).hex(), flush=True); time.sleep(60)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as holder:
+        source, secret = holder.stdout.readline().split()
+        key = open_page(source).first
+        assert key.material().hex() == secret
+        holder.kill()
+    while not key.page._has_ended:
+        time.sleep(0.05)
+    assert not any(key._secret)
+    with pytest.raises(LeaseError):
+        key.material()
+
+
+def test_a_key_that_is_wiped_ends_the_lease_for_all(lease):
+    first, second = Key.generate(), Key.generate()
+    page = lease(first, second)
+    other = mapped(page)
+    page.keys[0].wipe()
+    for key in (*page.keys, *other.keys):
+        with pytest.raises(fastrack.ClosedError):
+            fastrack.seal(np.zeros(2), key)
+    with pytest.raises(LeaseError):
+        other.keys[0].material()
+
+
+def test_an_end_within_a_use_is_an_end_of_the_lease(lease):
+    """Else it is an error of a key that is zeros, with the status and the advice of that."""
+    page = lease()
+    secret = page.keys[0].material()
+    page.end("it was given back")
+    with pytest.raises(LeaseError, match=f"using key {page.keys[0].id} failed: .*given back"):
+        derivation.derive(secret, bytes(24), b"")
+
+
+def test_no_core_dump_has_a_page(lease):
+    page = lease()
+    other = mapped(page)
+    flags = [
+        part.split("VmFlags:")[1].splitlines()[0].split()
+        for part in Path("/proc/self/smaps").read_text().split("memfd:fastrack lease")[1:]
+    ]
+    assert len(flags) >= 2, other
+    assert all("dd" in each for each in flags)
+
+
+def test_a_page_that_nothing_uses_is_closed():
+    page = LeasePage.create([Key.generate()], Moment.now().after(60))
+    leases._pages.pop(page._place)
+    descriptor = page._descriptor
+    del page
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(descriptor)
 
 
 def test_what_was_derived_is_wiped_without_a_use(lease):
