@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+import traceback
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from math import inf
@@ -105,6 +106,8 @@ class Lease(KeyRing):
         self.close()
 
     def _begin(self) -> None:
+        assert self._page is not None
+        self._page.require(*self._keys)  # it watches for the end from now on, whatever keeps the renewals
         threading.Thread(target=self._run, name="fastrack renewal", daemon=True).start()
 
     def _run(self) -> None:
@@ -127,6 +130,7 @@ class Lease(KeyRing):
             page.prolong(began.after(terms.seconds or 0))
         except Exception as error:  # noqa: BLE001 - tried again until the end
             self.failure = error
+            _clear_frames(error)
             if not page.is_over:
                 page.reason = f"the last renewal failed: {str(error)[:300].rstrip('. ')}"
             if isinstance(error, AttestationError) and error.field == QUARANTINE:
@@ -170,6 +174,13 @@ class Lease(KeyRing):
 
     def __repr__(self) -> str:
         return f"<Lease of {self.seconds} s, {', '.join(self._keys)}>"
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Drop what the frames of an error have: an offer's secret key, and the grants which that opens."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 class _Terms(NamedTuple):
