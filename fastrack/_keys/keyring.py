@@ -487,7 +487,8 @@ def _flatten(keys: object) -> Iterator[Key | Any]:
         if keys._providers is not None or type(keys) is not KeyRing:  # noqa: SLF001 - of this module
             yield keys
     elif isinstance(keys, (str, os.PathLike)):
-        yield _open_source(keys)
+        opened = _open_source(keys)
+        yield from _flatten(opened) if isinstance(opened, KeyRing) else (opened,)
     elif isinstance(keys, (bytes, bytearray, memoryview)):
         raise TypeError("keys= takes no bytes: Key.from_bytes() makes a key of them")
     elif type(keys) is dict and any(not isinstance(key, Key) or key.id != name for name, key in keys.items()):

@@ -1,15 +1,18 @@
 """``keygen --identity``, ``keygen --signer``, ``grant``, ``seal --to`` and ``rekey``, as an owner uses them."""
 
+import os
 import stat
 import subprocess
 import sys
+from datetime import timedelta
 
 import numpy as np
 import pytest
 from helpers.tampering import flip_byte
 
 import fastrack
-from fastrack.grants import Grants, Identity, Recipient, Verifier
+from fastrack._keys.leases import LeasePage, Moment
+from fastrack.grants import Grants, Identity, Recipient, Signer, Verifier
 
 
 @pytest.fixture(autouse=True)
@@ -306,3 +309,30 @@ def test_older_grants_are_not_signed_anew(cli, folder):
         cli(f"grant data.key.grants --to bob.pub --key data.key --sign owner.signer --out {name}.grants")
     cli("grant data.key.grants --drop Carol --sign owner.signer --out three.grants")
     assert "which others replaced" in cli.error("grant data.key.grants --drop Carol --sign owner.signer")
+
+
+def test_a_lease_and_its_place_are_shown(cli):
+    given = {"lease": timedelta(hours=1), "require": "confidential"}
+    signer, recipient = Signer.load("owner.signer"), Recipient.load("alice.pub")
+    Grants.issue(fastrack.Key.load("owner.key"), [recipient], signer=signer, **given).save("leased.grants")
+    for owner in ("", "--owner owner.signer.pub"):
+        said = cli(f"grant leased.grants {owner}").stdout
+        assert "lease: 3600 s, asked for again after 1800 s\n" in said
+        assert "GPUs: confidential, any\n" in said
+    shown = cli.json("grant leased.grants")
+    assert [shown[name] for name in ("seconds", "renew_after", "require", "gpus")] == [3600, 1800, "confidential", None]
+    cli("grant owner.key --to alice.pub --sign owner.signer")
+    assert "lease" not in cli("grant owner.key.grants").stdout
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="leases need Linux")
+def test_keys_on_a_lease_are_listed(cli):
+    keys = [fastrack.Key.load(name) for name in ("owner.key", "other.key")]
+    page = LeasePage.create(keys, Moment.now().after(60))
+    listed = cli.json(f"key {page.source}")["keys"]
+    assert [(each["id"], each["kind"], each["bits"]) for each in listed] == [
+        (key.id, "key on a lease", key.bits) for key in page.keys
+    ]
+    assert list(fastrack.KeyRing(page.source)) == page.keys
+    page.end()
+    assert "expected a lease in force" in cli.error(f"key {page.source}", status=8)

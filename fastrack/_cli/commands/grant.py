@@ -236,6 +236,7 @@ def _report(
         lines.append(f"  {who}  {clean(entry.algorithm)}")
     lines += [
         f"files: {_describe_files(grants.files)}",
+        *([f"lease: {grants.seconds} s, asked for again after {grants.renew_after} s"] if grants.seconds else []),
         *([f"GPUs: confidential, {', '.join(grants.gpus or ()) or 'any'}"] if grants.require else []),
         *map(clean, notes),
         f"expires: {end or 'never'}{', which is over: nothing is opened by it' if is_over else ''}",
@@ -255,6 +256,8 @@ def _report(
         expires=end,
         require=grants.require,
         gpus=None if grants.gpus is None else list(grants.gpus),
+        seconds=grants.seconds,
+        renew_after=grants.renew_after,
         issued=grants.issued.isoformat(),
         serial=grants.serial,
     )

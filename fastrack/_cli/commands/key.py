@@ -123,7 +123,8 @@ def _describe(source: str) -> list[dict[str, Any]]:
         wrapped = WrappedKey.load(path)
         rows = [(wrapped.key_id, f"key wrapped by {wrapped.provider}", wrapped.bits)]
     else:
-        rows = [(key.id, "key", key.bits) for key in open_ring([source])]
+        kind = "key on a lease" if source.startswith("lease:") else "key"
+        rows = [(key.id, kind, key.bits) for key in open_ring([source])]
     return [{"source": source, "id": key_id, "kind": kind, "bits": bits} for key_id, kind, bits in rows]
 
 
