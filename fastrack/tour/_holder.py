@@ -193,7 +193,8 @@ class HolderDesk(DeskBase):
         request, verified = self._verify(parts["request"], parts["offer"], now)
         request.require_again(delegation, self.plan.code)
         answer = self._answer(latest.document, verified.recipient, consent.expires, lease)
-        self._ledger.renew(latest, verified.describe(), offer=parts["offer"], now=now)  # last: it may be stopped by now
+        seconds = int(lease.total_seconds())
+        self._ledger.renew(latest, verified.describe(), seconds, offer=parts["offer"], now=now)  # last: it may be over
         return answer
 
     def _lease_until(self, expires: datetime, now: datetime) -> timedelta | None:

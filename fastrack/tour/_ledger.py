@@ -151,8 +151,8 @@ CREATE TRIGGER receipts_are_final BEFORE UPDATE ON attempts WHEN OLD.receipt IS 
             members = {**details, "attempt": number, "offer": sha256(offer).hexdigest(), "visit": visit}
             self._append("begun", members, now)
 
-    def renew(self, attempt: Attempt, claims: Mapping[str, Any], *, offer: bytes, now: datetime) -> None:
-        """Log that the keys of a visit in progress were granted for another lease, and those claims that changed.
+    def renew(self, attempt: Attempt, claims: Mapping[str, Any], lease: int, *, offer: bytes, now: datetime) -> None:
+        """Log that the keys of a visit in progress were granted for another lease, with its length and claims if new.
 
         Raise `RollbackError` if it is no more in progress, and `GrantError` if its holder ended it.
         """
@@ -168,8 +168,10 @@ CREATE TRIGGER receipts_are_final BEFORE UPDATE ON attempts WHEN OLD.receipt IS 
                 "offer": sha256(offer).hexdigest(),
                 "visit": attempt.visit,
             }
-            begun = self._entries("begun", attempt)[0].get("claims", {})
-            members |= {name: claims[name] for name in _MACHINE if encode(claims[name]) != encode(begun.get(name))}
+            begun = self._entries("begun", attempt)[0]
+            known = {**begun.get("claims", {}), "lease": begun.get("lease")}
+            told = {**{name: claims[name] for name in _MACHINE}, "lease": lease}
+            members |= {name: value for name, value in told.items() if encode(value) != encode(known.get(name))}
             self._append("renewed", members, now)
 
     def stop(self, why: str, *, now: datetime) -> tuple[Attempt, int]:
@@ -188,14 +190,15 @@ CREATE TRIGGER receipts_are_final BEFORE UPDATE ON attempts WHEN OLD.receipt IS 
             latest = self._find_last()
             if latest is None or latest.receipt is not None or self._entries("stopped", latest):
                 raise RollbackError(f"ending a visit in {self.path}: expected one in progress, got none. Nothing to do")
-            lease = next((each.get("lease") for each in self._entries("begun", latest)), None)
-            if lease is None:
+            granted = [*self._entries("begun", latest), *self._entries("renewed", latest)]
+            if granted[0].get("lease") is None:
                 raise GrantError(
                     f"ending visit {latest.visit} in {self.path}: expected one whose keys are on a lease, got one that "
                     "has them to its end. Stop the desk, and serve it with a lease before the next attempt"
                 )
             self._append("stopped", {"attempt": latest.attempt, "visit": latest.visit, "why": why}, now)
-        return latest, lease
+        # The longest: the answer with a shorter one may not have come.
+        return latest, max(each.get("lease", 0) for each in granted)
 
     def _entries(self, event: str, attempt: Attempt) -> list[dict[str, Any]]:
         """Return what the log says of an event at an attempt."""

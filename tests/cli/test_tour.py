@@ -333,6 +333,9 @@ def test_a_holder_ends_a_visit_in_progress_by_a_command(cli, made, folder, serve
     assert "--lease" in cli.error(f"{hold} --lease 1s", status=2)
     assert "--lease" in cli.error(f"{hold} --lease soon", status=2)
     assert "none.db" in cli.error("tour stop --database none.db --why asked")
+    for why in ("''", "'a\tb'", "\udcff", 401 * "a"):
+        line = f"tour stop --database none.db --why {why}"
+        assert "expected a line of up to 400 characters" in cli.error(line, status=2)
     assert not (folder / "none.db").exists()
     cli(f"{hold} --lease 30m")
     [(holder, _)] = served

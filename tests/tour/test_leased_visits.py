@@ -286,6 +286,15 @@ def test_a_desk_that_was_opened_anew_renews_what_it_granted_and_nothing_else(hel
             renew(rig, delegated(rig, tap), desk=rig.reopen(desk, lease, **changes))
 
 
+def test_an_end_tells_the_longest_lease_that_was_granted(held):
+    """A desk that was opened anew may have granted a longer one than the first, and then a shorter one."""
+    rig, tap = held
+    for seconds in (300, 30):
+        renew(rig, delegated(rig, tap), desk=rig.reopen(rig.desks["ada"], timedelta(seconds=seconds)))
+    assert [details.get("lease") for event, details in rig.events() if event != "refused"] == [2, None, 300, 30]
+    assert rig.stop()[1] == 300
+
+
 # Visits without a lease.
 
 

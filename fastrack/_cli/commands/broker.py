@@ -260,12 +260,18 @@ def _mark(event: str, name: str, database: Path, by: str | None, why: str, *, as
             by = getpass.getuser()
     told = {"by": by, "why": why, **details}
     for option, text in told.items():
-        if isinstance(text, str) and not (text.strip() and text.isprintable() and len(text) <= _LONGEST):
-            problem = f"expected a line of up to {_LONGEST} characters, got another text"
-            raise typer.BadParameter(problem, param_hint=f"--{option}")
+        if isinstance(text, str):
+            require_line(text, f"--{option}")
     with closing(Ledger(database)) as ledger:
         ledger.mark(event, name, now=read_clock(), details=told)
     tell([f"{event}: {clean(name)}"], as_json=as_json, event=event, name=name, **told)
+
+
+def require_line(text: str, option: str) -> None:
+    """Raise BadParameter unless a text for a log is a line that people can read."""
+    if not (text.strip() and text.isprintable() and len(text) <= _LONGEST):
+        problem = f"expected a line of up to {_LONGEST} characters, got another text"
+        raise typer.BadParameter(problem, param_hint=option)
 
 
 for _command in (serve, machines, quarantine, lift, log, head, compare):

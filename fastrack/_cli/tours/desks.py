@@ -8,7 +8,16 @@ import typer
 
 from fastrack import load_file, tour
 from fastrack._cli.attest.exchange import Collateral, UnderPolicy, load_collateral, read_clock
-from fastrack._cli.commands.broker import Certificate, Host, InsecureLoopback, Port, PrivateKey, Signer, check_tls
+from fastrack._cli.commands.broker import (
+    Certificate,
+    Host,
+    InsecureLoopback,
+    Port,
+    PrivateKey,
+    Signer,
+    check_tls,
+    require_line,
+)
 from fastrack._cli.commands.grant import load_signer
 from fastrack._cli.console import clean, tell
 from fastrack._cli.documents import parse_period
@@ -113,6 +122,7 @@ def stop(
     as_json: Json = False,
 ) -> None:
     """End the visit in progress, whose keys are on a lease: its desk renews them no more. The desk may go on."""
+    require_line(why, "--why")
     open_regular(database).close()  # a database that is missing would be made
     with closing(TourLedger(database)) as ledger:
         attempt, seconds = ledger.stop(why, now=read_clock())
