@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 from weakref import WeakSet, finalize
 
 from fastrack._crypto.message_keys import MessageKeyCache
@@ -311,6 +311,12 @@ class LeasedKey(Key):
         raise GrantError(
             f"storing key {self.id} failed: expected one for ever, got one on a lease, which a file would outlive. Use "
             "it in this program, or ask its owner for one to keep"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a key on a lease stays in its process and cannot be pickled or copied; pass the `source` of the lease to "
+            "processes that are started anew, as keys= or in FASTRACK_KEY_FILE"
         )
 
     def wipe(self) -> None:

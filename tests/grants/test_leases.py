@@ -67,7 +67,7 @@ def test_a_key_on_a_lease_is_used_as_any_other(lease):
     for keys in (first, [first, second], fastrack.KeyRing([first]), page.source):
         assert opened(tensor, keys)
     assert opened(sealed_under(first), Key.from_bytes(secret))
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="pass the `source` of the lease"):
         pickle.dumps(first)
     assert secret.hex() not in repr(first)
 
