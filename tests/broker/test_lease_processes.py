@@ -63,6 +63,7 @@ def states(folder):
     return {f"{each['name']} {each['pid']}" if "worker" in each["name"] else each["name"]: each for each in found}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("renewals", [2, pytest.param(100, marks=pytest.mark.nightly)])
 def test_a_server_and_a_training_loop_renew_and_end_with_their_broker(world, renewals):

@@ -86,7 +86,7 @@ def test_a_tab_completes_commands_options_values_and_files(shells, shell, begin)
             enter(f"\x15{typed}\t", wanted)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fish_completes_commands_options_values_and_files(shells):
     for typed, wanted in COMPLETED.items():
         line = f"source fastrack.fish; complete -C {shlex.quote(typed)}"

@@ -68,7 +68,7 @@ def repeat(loader, folder, name):
             for batch in loader:
                 for ok, error in zip(batch["ok"], batch["error"], strict=True):
                     log.note(None if ok else error)
-            time.sleep(0.01)
+            time.sleep(0.2)
 
 
 class Rows:
@@ -91,7 +91,7 @@ def work(folder, keys, log):
     log = Log(folder, log) if isinstance(log, str) else log
     while not (folder / "stop").exists():
         log.note(opened(folder, keys))
-        time.sleep(0.005)
+        time.sleep(0.03)
 
 
 def opened(folder, keys, row=None):

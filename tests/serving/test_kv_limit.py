@@ -119,10 +119,11 @@ def test_a_limit_is_a_number_of_bytes(tmp_path, key, limit):
 
 
 @pytest.mark.slow
-def test_two_servers_that_are_killed_at_random_keep_to_the_limit_by_a_block_each(tmp_path, key):
+@pytest.mark.parametrize("times", [12, pytest.param(40, marks=pytest.mark.nightly)])
+def test_two_servers_that_are_killed_at_random_keep_to_the_limit_by_a_block_each(tmp_path, key, times):
     """Both are stopped, the files are counted, and both are killed, many times."""
     path, chance, kept = tmp_path / "kv", random.Random(7), 0
-    for _ in range(40):
+    for _ in range(times):
         children = [fork_writer(path, key, chance.randrange(1 << 30)) for _ in range(2)]
         time.sleep(chance.uniform(0.01, 0.12))
         for child in children:

@@ -23,6 +23,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 SECONDS = {"stopped": 4, "killed": 4, "started again": 16}  # the last for as long as a desk takes to start
+WAYS = [*list(SECONDS)[:2], pytest.param("started again", marks=pytest.mark.nightly)]
 POLICY = f"""version = 1
 [cpu.snp]
 measurement = ['{"22" * 48}']
@@ -86,8 +87,9 @@ def world(tmp_path, monkeypatch, way):
         yield World(tmp_path, ending, SECONDS[way])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("way", SECONDS)
+@pytest.mark.parametrize("way", WAYS)
 def test_keys_leave_the_process_of_a_visitor_within_the_lease(world, way):
     secret = {"key": bytes(fastrack.Key.load(world.folder / "a.key").material())}
     world.wait(lambda: world.renewals() >= 1)
@@ -115,6 +117,7 @@ def test_keys_leave_the_process_of_a_visitor_within_the_lease(world, way):
     assert details["stopped"] == (None if way == "killed" else "the wrong cohort")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", ["stopped"])
 def test_a_visit_of_several_leases_ends_with_a_receipt(world):
