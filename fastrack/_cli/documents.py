@@ -17,6 +17,7 @@ from fastrack.errors import FormatError
 _PERIOD = re.compile(r"(?P<count>\d{1,6})(?P<unit>[smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _LONGEST = timedelta(days=7)
+_LONGEST_LINE = 400
 _POLL = 0.1  # seconds
 
 
@@ -100,3 +101,10 @@ def parse_period(text: str, option: str, *, longest: timedelta = _LONGEST) -> ti
             f"expected a period as 90s, 5m, 12h or {longest.days}d, got {text!r:.40}", param_hint=option
         )
     return period
+
+
+def require_line(text: str, option: str) -> None:
+    """Raise BadParameter unless a text for a log is a line that people can read."""
+    if not (text.strip() and text.isprintable() and len(text) <= _LONGEST_LINE):
+        problem = f"expected a line of up to {_LONGEST_LINE} characters, got another text"
+        raise typer.BadParameter(problem, param_hint=option)

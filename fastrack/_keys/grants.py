@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -427,21 +428,24 @@ class Grants:
 NO_ID = "0" * 32  # of a passphrase
 
 
+def open_later(
+    granted: Iterable[Grants], identity: Identity, *, now: datetime | None = None
+) -> list[tuple[Grants, Callable[[], Key]]]:
+    """Return grants, leases too, each with a function that opens its key. Raise GrantError if one is for another.
+
+    What renews a lease has its keys, and opens none: each that is opened is in memory once more.
+    """
+    found = list(granted)
+    for each in found:
+        _find_entry(each, identity, now)
+    return [(each, partial(open_key, each, identity, now=now)) for each in found]
+
+
 def open_key(
     grants: Grants, identity: Identity | None = None, *, passphrase: str | None = None, now: datetime | None = None
 ) -> Key:
     """Return the key, of a lease too, by the parameters and the errors of `Grants.unlock`."""
-    now = _now() if now is None else now
-    if grants.expires is not None and now >= grants.expires:
-        raise GrantError(
-            f"the grant of key {grants.key_id} expired at {encode_time(grants.expires)}; ask the owner for a new one"
-        )
-    sought = (NO_ID, _PASSPHRASE) if identity is None else (identity.recipient.id, identity.recipient.algorithm)
-    entry = next((grant for grant in grants.recipients if (grant.id, grant.algorithm) == sought), None)
-    if entry is None:
-        recipient = "a passphrase" if identity is None else repr(identity.recipient)
-        raise GrantError(f"key {grants.key_id} was not granted to {recipient}; ask the owner to add it")
-    find(PLACES["bind"])(grants.key_id, grants.require, grants.gpus)
+    entry = _find_entry(grants, identity, now)
     secret: bytes | bytearray
     if identity is not None:
         secret = identity.decrypt(entry.ciphertext, _info(grants))
@@ -459,6 +463,22 @@ def open_key(
     key.restrict(grants.files, grants.lineage, grants.least_version)
     key._bound = None if grants.require is None else (grants.gpus,)  # noqa: SLF001 - of this package
     return key
+
+
+def _find_entry(grants: Grants, identity: Identity | None, now: datetime | None) -> Grant:
+    """Return the entry for an identity, or for a passphrase. Raise the errors of `Grants.unlock`."""
+    now = _now() if now is None else now
+    if grants.expires is not None and now >= grants.expires:
+        raise GrantError(
+            f"the grant of key {grants.key_id} expired at {encode_time(grants.expires)}; ask the owner for a new one"
+        )
+    sought = (NO_ID, _PASSPHRASE) if identity is None else (identity.recipient.id, identity.recipient.algorithm)
+    entry = next((grant for grant in grants.recipients if (grant.id, grant.algorithm) == sought), None)
+    if entry is None:
+        recipient = "a passphrase" if identity is None else repr(identity.recipient)
+        raise GrantError(f"key {grants.key_id} was not granted to {recipient}; ask the owner to add it")
+    find(PLACES["bind"])(grants.key_id, grants.require, grants.gpus)
+    return entry
 
 
 def open_with_environment(path: str | os.PathLike[str], content: bytes | None = None) -> KeyRing:

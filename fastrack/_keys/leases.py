@@ -202,7 +202,7 @@ class LeasePage:
                 self.ends[0] = self.ends[1] = 0  # first: who looks now sees that it is over
                 secrets = self._memory[_HEAD : _HEAD + _SECRET * self._words[4]]
                 secrets[:] = bytes(len(secrets))
-            else:  # nobody else may clear it while its process may be about to prolong it, or if that was killed
+            else:  # its process may be about to prolong it, with what it has
                 _forget(self._memory)
             self._has_ended, self.is_watched = True, False  # last: after an interrupt the next look does all of it
             derived = (*self.keys, *self._derived)

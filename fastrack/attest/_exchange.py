@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from fastrack._documents.exchange import decode, encode
 from fastrack._documents.fields import ID, binary, list_of
-from fastrack._keys.grants import open_key
+from fastrack._keys.grants import open_later
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
 from fastrack._util.fork import register_fork_reset
@@ -129,10 +129,10 @@ class PendingOffer:
 
 def open_lease(
     pending: PendingOffer, grants: bytes, *, owner: Verifier | Iterable[Verifier], now: datetime | None = None
-) -> list[tuple[Grants, Key]]:
-    """Return the grants that answer an offer, leases too, each with its key. The errors are those of `unlock`."""
-    read = pending._read(grants, owner)  # noqa: SLF001 - of this module
-    return [(each, open_key(each, identity, now=now)) for each, identity in read]
+) -> list[tuple[Grants, Callable[[], Key]]]:
+    """Return the grants that answer an offer, by `open_later`. The errors are those of `unlock`."""
+    read = list(pending._read(grants, owner))  # noqa: SLF001 - of this module
+    return [found for each, identity in read for found in open_later([each], identity, now=now)]
 
 
 def read_envelopes(grants: bytes) -> tuple[str, tuple[bytes, ...]]:

@@ -24,8 +24,8 @@ from fastrack.attest._log_head import QUARANTINE, Head
 from fastrack.errors import AttestationError, FastrackError, FormatError, LeaseError
 from fastrack.grants import Grants, Verifier
 
-Exchange = Callable[[float], list[tuple[Grants, Key]]]
-"""A function that proves this machine within some seconds, and returns the grants that it got, with their keys."""
+Exchange = Callable[[float], list[tuple[Grants, Callable[[], Key]]]]
+"""A function that proves this machine within some seconds, and returns the grants that it got by `open_later`."""
 
 _LOST = 2.0, 0.01  # what two clocks may differ by: whole seconds and a correction, and a share of the time
 _NAP = 5.0  # seconds at most between two looks at the clock, which a wait does not see stepped or suspended
@@ -72,7 +72,7 @@ class Lease(KeyRing):
         granted = exchange(inf)
         self._take(began, _terms([grants for grants, _ in granted]))
         self._scopes = {_scope(grants) for grants, _ in granted}
-        keys = [key for _, key in granted]
+        keys = [open_key() for _, open_key in granted]
         if self.seconds is not None:
             self._page = LeasePage.create(keys, began.after(self.seconds))
             self._page.on_end = self._tell
@@ -121,12 +121,11 @@ class Lease(KeyRing):
         """Prove the machine anew, and prolong the lease. Return False if that failed."""
         page, began = self._page, Moment.now()
         assert page is not None
-        granted: list[tuple[Grants, Key]] = []
         try:
             # So that an answer that never comes leaves time for another try.
-            granted = self._exchange(min(page.left, max(_PATIENCE, page.left / 2)))
-            terms = _terms([grants for grants, _ in granted])
-            self._check(page, terms, {_scope(grants) for grants, _ in granted})
+            granted = [grants for grants, _ in self._exchange(min(page.left, max(_PATIENCE, page.left / 2)))]
+            terms = _terms(granted)
+            self._check(page, terms, set(map(_scope, granted)))
             page.prolong(began.after(terms.seconds or 0))
         except Exception as error:  # noqa: BLE001 - tried again until the end
             self.failure = error
@@ -138,9 +137,6 @@ class Lease(KeyRing):
             pause = min(_PAUSE, max(0.1, page.left / 8)) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
             self._due = boottime() + int(pause * 1e9)
             return False
-        finally:
-            for _, key in granted:
-                key.wipe()
         self._take(began, terms)
         self.renewals, self.failure, page.reason = self.renewals + 1, None, ""
         return True
@@ -249,7 +245,7 @@ def lease_keys(
 
     seen: Head | None = None
 
-    def exchange(seconds: float) -> list[tuple[Grants, Key]]:
+    def exchange(seconds: float) -> list[tuple[Grants, Callable[[], Key]]]:
         nonlocal seen
         pending, grants, head = ask_broker(broker, collect, max(0.001, min(timeout, seconds)), seen)
         granted = open_lease(pending, grants, owner=owners)

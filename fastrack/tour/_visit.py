@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fastrack._files.reader import SealedFile
-from fastrack._keys.grants import Grants, open_key
+from fastrack._keys.grants import Grants, open_later
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
 from fastrack._keys.recipients import Identity
@@ -209,7 +209,7 @@ def _begin(
             )
         consents: list[Consent] = []
 
-        def exchange(_: float) -> list[tuple[Grants, Key]]:
+        def exchange(_: float) -> list[tuple[Grants, Callable[[], Key]]]:
             """Have the holder grant the keys of its data: with the consent, and then for each lease of them."""
             message, own, is_first = shown, identity, not consents
             if not is_first:
@@ -224,40 +224,35 @@ def _begin(
                 raise GrantError(
                     "beginning a visit failed: expected the holder's consent to this visit, got that to another"
                 )
-            with ExitStack() as opened:
-                granted = _open(answer["grants"], own, holder, clock(), opened)
-                kept = opened.pop_all()
-            if is_first:  # those of renewals the lease wipes
-                unlocked.callback(kept.close)
+            granted = open_later(_read(answer["grants"], holder), own, now=clock())
+            if is_first:
                 consents.append(consent)
             return granted
 
         data = Lease(exchange)
+        for key in data:
+            unlocked.callback(key.wipe)
         unlocked.callback(data.close)
         return _Begun(signer, delegation, consents[0], KeyRing([model]), fresh, data, unlocked.pop_all())
 
 
 def _unlock(
-    content: bytes, identity: Identity, issuer: Verifier, now: datetime, unlocked: ExitStack, count: int | None = None
+    content: bytes, identity: Identity, issuer: Verifier, now: datetime, unlocked: ExitStack, count: int
 ) -> tuple[Key, ...]:
-    """Return granted keys, which `unlocked` wipes when it is closed."""
-    return tuple(key for _, key in _open(content, identity, issuer, now, unlocked, count))
+    """Return granted keys, which `unlocked` wipes when it is closed. Only a holder's may be on a lease."""
+    keys = []
+    for grants in _read(content, issuer, count):
+        keys.append(grants.unlock(identity, now=now).first)
+        unlocked.callback(keys[-1].wipe)
+    return tuple(keys)
 
 
-def _open(
-    content: bytes, identity: Identity, issuer: Verifier, now: datetime, unlocked: ExitStack, count: int | None = None
-) -> list[tuple[Grants, Key]]:
-    """Return grants with their keys, which `unlocked` wipes when it is closed. Only a holder's may be on a lease."""
+def _read(content: bytes, issuer: Verifier, count: int | None = None) -> list[Grants]:
+    """Return verified grants."""
     envelopes = read_grants(content)
     if not envelopes or count not in {None, len(envelopes)}:
         raise FormatError(f"unlocking grants failed: expected {count or 'one or more'} keys, got {len(envelopes)}")
-    granted = []
-    for envelope in envelopes:
-        grants = Grants.from_bytes(envelope, owner=issuer)
-        key = grants.unlock(identity, now=now).first if count else open_key(grants, identity, now=now)
-        unlocked.callback(key.wipe)
-        granted.append((grants, key))
-    return granted
+    return [Grants.from_bytes(envelope, owner=issuer) for envelope in envelopes]
 
 
 class _Work:

@@ -350,3 +350,11 @@ def test_a_failure_that_is_kept_has_no_secret_of_its_offer():
             assert not [each for each in held if isinstance(each, (PendingOffer, Identity, bytes))]
         error = error.__cause__ or error.__context__
     machine.lease.close()
+
+
+def test_a_renewal_opens_no_key_once_more(monkeypatch):
+    """A child that is forked meanwhile would keep it."""
+    machine = Machine(World(), Owner(World()), iter(()))
+    monkeypatch.setattr(Identity, "decrypt", None)
+    assert machine.lease._renew()
+    machine.lease.close()

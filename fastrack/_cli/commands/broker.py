@@ -15,7 +15,7 @@ import typer
 from fastrack._cli.attest.exchange import Collateral, FileIds, Period, UnderPolicy, load_collateral
 from fastrack._cli.commands.grant import load_signer
 from fastrack._cli.console import clean, new_table, pluralize, tell
-from fastrack._cli.documents import check_document, parse_period, write_document
+from fastrack._cli.documents import check_document, parse_period, require_line, write_document
 from fastrack._cli.errors import refuse_values
 from fastrack._cli.files import open_ring
 from fastrack._cli.options import Json, KeyFiles
@@ -51,8 +51,6 @@ Name = Annotated[
 ]
 Why = Annotated[str, typer.Option(metavar="TEXT", help="The reason, for the log.")]
 By = Annotated[str | None, typer.Option(metavar="NAME", help="Who decided it, for the log; by default the user.")]
-
-_LONGEST = 400
 
 app = typer.Typer(no_args_is_help=True, help="Grant keys to machines that prove what they are, over HTTPS.")
 
@@ -265,13 +263,6 @@ def _mark(event: str, name: str, database: Path, by: str | None, why: str, *, as
     with closing(Ledger(database)) as ledger:
         ledger.mark(event, name, now=read_clock(), details=told)
     tell([f"{event}: {clean(name)}"], as_json=as_json, event=event, name=name, **told)
-
-
-def require_line(text: str, option: str) -> None:
-    """Raise BadParameter unless a text for a log is a line that people can read."""
-    if not (text.strip() and text.isprintable() and len(text) <= _LONGEST):
-        problem = f"expected a line of up to {_LONGEST} characters, got another text"
-        raise typer.BadParameter(problem, param_hint=option)
 
 
 for _command in (serve, machines, quarantine, lift, log, head, compare):

@@ -8,19 +8,10 @@ import typer
 
 from fastrack import load_file, tour
 from fastrack._cli.attest.exchange import Collateral, UnderPolicy, load_collateral, read_clock
-from fastrack._cli.commands.broker import (
-    Certificate,
-    Host,
-    InsecureLoopback,
-    Port,
-    PrivateKey,
-    Signer,
-    check_tls,
-    require_line,
-)
+from fastrack._cli.commands.broker import Certificate, Host, InsecureLoopback, Port, PrivateKey, Signer, check_tls
 from fastrack._cli.commands.grant import load_signer
 from fastrack._cli.console import clean, tell
-from fastrack._cli.documents import parse_period
+from fastrack._cli.documents import parse_period, require_line
 from fastrack._cli.errors import refuse_values
 from fastrack._cli.files import KEPT, check_new, check_sealed, open_ring
 from fastrack._cli.options import Json, KeyFile, KeyFiles
