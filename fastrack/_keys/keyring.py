@@ -145,7 +145,7 @@ class KeyRing:
         """
         if isinstance(keys, KeyRing):
             return keys
-        if type(keys) is Key:  # each call that opens a small tensor makes a ring of one key
+        if isinstance(keys, Key):  # each call that opens a small tensor makes a ring of one key
             ring = cls.__new__(cls)
             ring._keys, ring._providers = {keys.id: keys}, None  # noqa: SLF001 - its own
             return ring
