@@ -131,7 +131,7 @@ class Lease(KeyRing):
             self.failure = error
             _clear_frames(error)
             if not page.is_over:
-                page.reason = f"the last renewal failed: {str(error)[:300].rstrip('. ')}"
+                page.reason = f"the last renewal failed: {' '.join(str(error).split())[:300].rstrip('. ')}"
             if isinstance(error, AttestationError) and error.field == QUARANTINE:
                 page.end()  # at once, as its owner wants it ended
             pause = min(_PAUSE, max(0.1, page.left / 8)) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret

@@ -352,6 +352,19 @@ def test_a_failure_that_is_kept_has_no_secret_of_its_offer():
     machine.lease.close()
 
 
+def test_a_use_after_the_end_is_refused_in_one_line_whatever_failed():
+    machine = Machine(World(), Owner(World()), iter(()))
+
+    def fail(_):
+        raise OSError("no\n  answer")
+
+    machine.lease._exchange = fail
+    machine.lease._renew()
+    machine.lease._page.end()
+    with pytest.raises(fastrack.LeaseError, match=r"as the last renewal failed: no answer\."):
+        machine.lease.first.material()
+
+
 def test_a_renewal_opens_no_key_once_more(monkeypatch):
     """A child that is forked meanwhile would keep it."""
     machine = Machine(World(), Owner(World()), iter(()))
