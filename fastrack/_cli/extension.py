@@ -19,14 +19,19 @@ _GROUP = "fastrack.commands"
 
 
 def load(command: str) -> Any:
-    """Return the application that has a command."""
-    return _find().entry_points.select(group=_GROUP)[command].load()
+    """Return the application that has a command. Raise an error without one of the version of fastrack-io."""
+    found = _find()
+    try:
+        return found.entry_points.select(group=_GROUP)[command].load()
+    except (KeyError, ModuleNotFoundError):  # of an installation that did not end
+        advice = f"pip install --force-reinstall --no-deps {_NAME}=={__version__}"
+        raise FastrackError(f"{_NAME} is installed in part: {advice}") from None
 
 
 def is_installed() -> bool:
     """Return True if the distribution is installed, in the version of fastrack-io."""
     try:
-        require()
+        _find()
     except FastrackError:
         return False
     return True
@@ -35,11 +40,6 @@ def is_installed() -> bool:
 def is_absent(command: str) -> bool:
     """Return True for a command that only the distribution has, if that is not installed."""
     return COMMANDS.get(command) == "" and not is_installed()
-
-
-def require() -> None:
-    """Raise an error unless the distribution is installed, in the version of fastrack-io."""
-    _find()
 
 
 def _find() -> Distribution:

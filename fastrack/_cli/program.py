@@ -173,10 +173,11 @@ class ExtendedCommand(Command):
         words = {word.partition("=")[0] for word in args}
         is_asked = not self.added or bool(words & {*self.added})
         is_completion = extra.get("resilient_parsing", False)
-        if is_asked and not is_completion:
+        is_wanted = (is_completion or words & {"--help", "--help-all", "-h"}) and extension.is_installed()
+        if (is_asked or is_wanted) and not is_completion:
             as_json = ("--json", "-") in pairwise(args) if self.added else "--json" in args
-            handle_errors(lambda **_: extension.require())(as_json=as_json)
-        if (is_asked or is_completion or words & {"--help", "--help-all", "-h"}) and extension.is_installed():
+            handle_errors(lambda **_: extension.load(str(self.name)))(as_json=as_json)
+        if is_wanted or (is_asked and not is_completion):
             return self.whole().make_context(info_name, args, parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 

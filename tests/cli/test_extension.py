@@ -121,3 +121,12 @@ def test_the_options_that_are_added_are_those_that_it_has():
     assert own <= whole
     found = distribution("fastrack-bench").entry_points
     assert {each.name for each in found} == extension.COMMANDS.keys()
+
+
+@pytest.mark.parametrize("commands", [(), ("plan", "bench", "qualify")], ids=["no entry points", "no modules"])
+def test_a_part_of_it_is_told_with_what_to_type(cli, installed, tmp_path, commands):
+    installed("fastrack_bench", "fastrack-bench", commands=commands)
+    (tmp_path / "evil.py").unlink()
+    told = f"in part: pip install --force-reinstall --no-deps fastrack-bench=={fastrack.__version__}"
+    for line in ("qualify folder", "plan", "bench --toll all", "bench --help", "help bench"):
+        assert cli.error(line) == f"error: fastrack-bench is installed {told}\n"
