@@ -55,6 +55,10 @@ class PinnedMeasurements:
     until: datetime
     digests: Mapping[int, bytes] = field(hash=False)
 
+    def __post_init__(self) -> None:
+        if not self.digests:  # any GPU has all of none
+            raise ValueError("expected digests= of one index or more, got none")
+
 
 @public
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from helpers.foundry import nvidia as foundry
 from helpers.foundry.authority import NOW
 
 from fastrack import AttestationError, FormatError, attest
-from fastrack.attest import GpuMode, GpuPolicy, Policy, Revocation
+from fastrack.attest import GpuMode, GpuPolicy, PinnedMeasurements, Policy, Revocation
 from fastrack.attest._policy_gpu import draft_gpus
 
 DAY = timedelta(days=1)
@@ -161,6 +161,10 @@ class TestPinned:
 
     def test_they_count_for_nothing_where_the_manifests_are_there(self):
         check(pinned(at7=b"x" * 48), MATCHED)
+
+    def test_none_at_all_are_refused(self):
+        with pytest.raises(ValueError, match="of one index or more"):
+            PinnedMeasurements(NOW, {})
 
     def test_they_end(self):
         day = f"{NOW:%Y-%m-%d}"
