@@ -1,3 +1,3 @@
 """The version. CITATION.cff repeats it, and a test compares the two."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
