@@ -166,5 +166,6 @@ class _StoreObject:
         self._require_same_version()
 
     def _require_same_version(self) -> None:
-        if not self._pinned and self.version.validator is not None and self._find_version() != self.version:
+        # Pinned or not: gcsfs before 2026.10 passes over `generation`.
+        if self.version.validator is not None and self._find_version() != self.version:
             raise changed(self.url)
