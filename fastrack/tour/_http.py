@@ -38,7 +38,8 @@ class RemoteDesk:
     ca : path-like, optional
         A file of trusted certificates in PEM for the desk. By default the system's certificates.
     timeout : float
-        The time limit of each step in seconds.
+        The time limit of each step in seconds. Of a desk that leases its keys, less than a quarter of the lease: an
+        answer that never comes then leaves time to ask again.
 
     Raises
     ------
