@@ -153,8 +153,10 @@ def clean(text: str) -> str:
 
 
 def pluralize(count: int, noun: str) -> str:
-    """Return a number with its noun: ``1 tensor``, ``2 tensors``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """Return a number with its noun: ``1 tensor``, ``2 tensors``, ``2 entries``."""
+    if count != 1:
+        noun = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count} {noun}"
 
 
 def format_rate(count: int, seconds: float) -> str:

@@ -128,7 +128,7 @@ def machine(patch):
     made = Machine("tdx", 1)
     local_machine.replace(patch, lambda binding, **_: made.collect(binding))
     if find_spec("uvicorn"):
-        patch.setattr("fastrack._service.server.serve", lambda *_, **__: None)
+        patch.setattr("fastrack._service.server.serve", lambda make, **_: make())
     return made
 
 

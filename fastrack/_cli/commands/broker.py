@@ -154,9 +154,12 @@ def log(
         text = ", ".join(f"{name} {value}" for name, value in details.items())
         cells = (str(entry.number), entry.time, entry.event, str(entry.details.get("challenge", "")), text)
         table.add_row(*(clean(cell) for cell in cells))
-    counted = pluralize(len(entries), "entry").replace("entrys", "entries")
     rows = [asdict(entry) | {"hash": entry.hash.hex()} for entry in shown]
-    lines: list[Any] = [table, f"{counted}, all as they were written", f"head: {newest or 'none'}"]
+    lines: list[Any] = [
+        table,
+        f"{pluralize(len(entries), 'entry')}, all as they were written",
+        f"head: {newest or 'none'}",
+    ]
     tell(lines, as_json=as_json, path=str(database), ok=True, entries=rows, count=len(entries), head=newest)
 
 
