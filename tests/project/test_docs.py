@@ -370,8 +370,20 @@ def test_lines_of_code_fit_a_page():
         text = "" if path.name == "format.md" else path.read_text(encoding="utf-8")
         for code in re.findall(r"^```(?:python|sh|toml|ini|json|yaml)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
             lines = [line for line in code.splitlines() if len(line) > 88]
-            long += [(path.name, line) for line in lines if max(map(len, line.split())) < 60]  # but for a digest
+            long += [(path.name, line) for line in lines if max(map(len, line.split())) < 60]  # except a digest
     assert long == []
+
+
+@pytest.mark.repository
+def test_no_comment_and_no_quoted_text_of_a_command_is_continued_by_a_backslash():
+    """The shell would run the next line of the comment, and leave the backslash in the text."""
+    wrong = []
+    for path in DOCS.rglob("*.md"):
+        for code in re.findall(r"^ *```sh\n(.*?)^ *```$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+            wrong += [(path.name, line) for line in re.findall(r"^ *#.*\\$", code, re.MULTILINE)]
+            commands = re.sub(r"^ *#.*$", "", code, flags=re.MULTILINE)
+            wrong += [(path.name, text) for text in re.findall(r"'[^']*'", commands) if "\\\n" in text]
+    assert wrong == []
 
 
 # What is looked up, or read by auditors, whole. README.md and all other pages of docs are guides.
