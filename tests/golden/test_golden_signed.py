@@ -1,7 +1,6 @@
 """Documents of earlier versions open: manifests and anchors, attestation, and a broker's database."""
 
 import base64
-import hashlib
 import json
 import shutil
 import sqlite3
@@ -14,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 import golden_contents as contents
 import pytest
 from golden_files import NOW, cli, environment, load_keys, load_policy, load_roots, opens, owner_key
-from helpers.by_hand import exchange, sets
+from helpers.by_hand import exchange, logs, sets
 
 import fastrack
 from fastrack import attest
@@ -232,23 +231,11 @@ def test_grants_that_answer_an_offer_open(golden):
 # The broker.
 
 
-def read_ledger(path):
-    """Return the entries of a broker's log, and verify their hashes, as its documentation says."""
-    with closing(sqlite3.connect(path)) as database:
-        rows = database.execute("SELECT number, time, event, details, hash FROM log ORDER BY number").fetchall()
-    before = bytes(32)
-    for number, moment, event, details, digest in rows:
-        entry = {"details": details, "event": event, "number": number, "time": moment}
-        text = json.dumps(entry, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-        before = hashlib.sha256(b"fastrack/audit@1\0" + before + text.encode()).digest()
-        assert before == digest
-    return [(event, json.loads(details)) for _, _, event, details, _ in rows], before.hex()
-
-
 @opens("broker/broker.db")
 def test_a_brokers_log_opens(golden):
     path = golden("broker/broker.db")
-    entries, head = read_ledger(path)
+    entries, last = logs.read_log(path)
+    head = last["hash"]
     shown = cli("broker", "log", "--database", path, "--last", 0, "--head", head)
     assert (shown["ok"], shown["count"], shown["head"]) == (True, 5, head)
     assert [(entry["event"], entry["details"]) for entry in shown["entries"]] == entries
@@ -262,7 +249,7 @@ def test_a_brokers_log_opens(golden):
 def test_a_broker_goes_on_with_its_database(golden):
     pytest.importorskip("uvicorn")
     path = golden("broker/broker.db")
-    entries, _ = read_ledger(path)
+    entries, _ = logs.read_log(path)
     load_policy(golden)
     options = {
         "--policy": golden("attestation/policy.toml"),
@@ -283,9 +270,9 @@ def test_a_broker_goes_on_with_its_database(golden):
             process.terminate()
             process.communicate(timeout=30)
     assert challenge.expires > datetime.now(UTC)
-    later, head = read_ledger(path)
+    later, head = logs.read_log(path)
     assert [event for event, _ in later] == [*(event for event, _ in entries), "started"]
-    assert cli("broker", "log", "--database", path)["head"] == head
+    assert cli("broker", "log", "--database", path)["head"] == head["hash"]
 
 
 @opens()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from golden_files import VERSIONS, cli, load_policy, opens, owner_key
 from helpers.by_hand import grants as by_hand
+from helpers.by_hand import logs
 from make_golden import block_context, torch_tensor
 
 import fastrack
@@ -107,6 +108,7 @@ def test_databases_of_a_tour_open(golden):
     shown = cli("tour", "verify", *chain, "--database", golden("tours/ada.db"))
     assert (shown["ok"], shown["attempts"]) == (True, [])  # none but those of the chain
     for desk in ("owner", "ada"):
+        assert logs.read_log(golden(f"tours/{desk}.db"))[0]
         tour.TourLedger(golden(f"tours/{desk}.db")).close()
 
 
@@ -140,5 +142,9 @@ def test_a_log_with_leases_and_quarantines_opens(golden):
         *(event for event, _, _ in contents.MARKS),
     ]
     assert [entry["details"] for entry in entries[5:]] == [{"name": name, **told} for _, name, told in contents.MARKS]
+    line = golden("pairs/owner.signer.pub").read_text()
+    read, last = logs.read_log(database)
+    assert read == [(entry["event"], entry["details"]) for entry in entries]
+    assert logs.read_head(head.read_bytes(), [line.split()[0]]) == last
     shown = cli("broker", "compare", head, database, "--owner", golden("pairs/owner.signer.pub"))
     assert shown["state"] == "same"
