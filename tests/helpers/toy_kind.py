@@ -69,7 +69,9 @@ TOY = CpuKind(
     collect=lambda data, _: ToyEvidence(data, b"none"),
     report_data=lambda evidence: parse(evidence)[0],
     bare=lambda evidence: replace(evidence, model=b"none"),
-    complete=lambda evidence, folder: replace(evidence, model=read_collateral(folder / "model") or b"none"),
+    complete=lambda evidence, folder: (
+        replace(evidence, model=model) if (model := read_collateral(folder / "model")) else evidence
+    ),
     verify=verify,
     read_policy=lambda table: table.read("models", toml.TEXTS) or frozenset(),
     check=lambda models, verified, judge: judge.require("model", verified.model, models, "models"),
