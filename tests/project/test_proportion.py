@@ -24,8 +24,8 @@ MEMORY_FOLD, TIME_FOLD = 24, 40
 REFUSED = re.compile(rf"expected at most \d+ ({'|'.join({name for most in gate.LIMITS.values() for name in most})})")
 PACKAGE = Path(fastrack.__file__).parent
 PARSER = re.compile(
-    r"(json|tomllib)\.loads?|parse_strict|expat\.ParserCreate|(zlib\.)?decompress\w*|\w*(x509|ocsp)\.load_\w+"
-    r"|(gate\.)?admit|((canonical|exchange)\.)?decode|Reader\.parse|(Form\(.*\)|_FORM)\.parse"
+    r"(json|tomllib)\.loads?|json\.JSONDecoder|parse_strict|expat\.ParserCreate|(zlib\.)?decompress\w*"
+    r"|\w*(x509|ocsp)\.load_\w+|(gate\.)?admit|((canonical|exchange)\.)?decode|Reader\.parse|(Form\(.*\)|_FORM)\.parse"
 )
 CALL = re.compile(rf"(?<![\w.])({PARSER.pattern})\(")
 OWN = {
@@ -46,6 +46,7 @@ OWN = {
     "_sets/folder_writer.py": "a model that its owner seals",
     "_sets/weight_maps.py": "the index of a model, which its owner seals, or which is authentic",
     "_sets/manifest.py:_parse": "its owner has signed it",
+    "_sealed/file_header.py:<module>": "the decoder of headers, which have a limit",
     "_service/journal.py": "a database of one's own",
     "_training/checkpoints/state.py": "it was opened with a key",
     "_training/shards.py": "what this process has sent its workers",

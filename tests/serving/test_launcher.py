@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -95,7 +96,9 @@ REFUSED = {"-I", "-E", "no environment", "env -i", "another PYTHONPATH", "its by
 
 
 def check_children(place, *chosen):
-    found = json.loads(place.run(sys.executable, "-m", "helpers.launched_children", "sealed", *chosen))
+    with tempfile.TemporaryDirectory() as short:  # a forkserver's socket has to fit into 108 bytes
+        words = sys.executable, "-m", "helpers.launched_children", "sealed", *chosen
+        found = json.loads(place.run(*words, env={"TMPDIR": short}))
     for name, said in found.items():
         if name in REFUSED:
             assert "sealed by fastrack: open it with" in said, (name, said)
