@@ -188,8 +188,8 @@ PLANNED = {
     "Xeon, `bench --collectives`": "2026-11-22-collectives-cpu-xeon-avx512-2cores",
 }
 TABLES = {
-    "ablation": (ablation, "2026-11-28-bench-cpu-epyc-zen4-2cores"),
-    "figures": (figures, "2026-11-28-bench-cpu-epyc-zen4-2cores"),
+    "ablation": (ablation, "2026-11-30-bench-cpu-epyc-zen4-2cores"),
+    "figures": (figures, "2026-11-30-bench-cpu-epyc-zen4-2cores"),
     "peers": (peers, "2026-11-28-peers-cpu-epyc-2cores"),
     "features": (features, "2026-11-28-peers-cpu-epyc-2cores"),
     "collectives": (collectives, "2026-11-22-collectives-cpu-xeon-avx512-2cores"),

@@ -81,10 +81,13 @@ def new_figure(width: float, height: float, panels: int = 1) -> tuple[Any, Any]:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure to a file, in the format of its suffix."""
-    with new_file(path) as file:
+    """Write a figure to a file, in the format of its suffix; as SVG with its text as text, and without a date."""
+    from matplotlib import rc_context
+
+    form = path.suffix[1:].lower()
+    with new_file(path) as file, rc_context({"svg.fonttype": "none", "svg.hashsalt": "fastrack"}):
         content = io.BytesIO()
-        figure.savefig(content, dpi=150, format=path.suffix[1:].lower())
+        figure.savefig(content, dpi=150, format=form, metadata={"Date": None} if form == "svg" else None)
         file.write(content.getbuffer())
 
 
