@@ -95,6 +95,7 @@ def test_both_agree_on_every_state_of_the_platform():
                 assert one == other, (platform, part)
 
 
+@pytest.mark.slow
 def test_both_agree_on_the_search_for_a_level():
     chance = random.Random(7)
 

@@ -178,6 +178,7 @@ def test_without_torch_the_command_says_what_to_install(run, monkeypatch):
     assert (done.exit_code, done.stderr) == (1, "error: torch is not installed: pip install 'fastrack-io[torch]'\n")
 
 
+@pytest.mark.slow
 def test_a_chart_has_a_panel_for_each_number_of_ranks(tmp_path):
     ranks = (2, 3, 4)
     draw_collectives(rows_of(*ranks), tmp_path / "chart.svg")

@@ -109,6 +109,7 @@ def test_the_product_is_measured_beside_everything(gpu):
     assert all(thread.name.startswith("fastrack") for thread in set(threading.enumerate()) - before)
 
 
+@pytest.mark.slow
 def test_a_training_loop_is_fed_in_three_ways():
     pytest.importorskip("torch")
     rows = list(loop.measure("cpu", TINY))

@@ -145,6 +145,7 @@ def test_keys_on_a_lease_are_not_fetched_stored_or_granted(start, tmp_path):
             fastrack.grants.Grants.issue(keys.first, [recipient], signer=server.signer)
 
 
+@pytest.mark.slow
 def test_a_renewal_is_a_short_entry_that_names_the_first(start):
     server = start(2)
     with take(server) as keys:

@@ -314,6 +314,7 @@ def test_a_quarantine_ends_a_running_lease_at_the_next_renewal(start, tmp_path):
         assert is_open(tensor, keys)
 
 
+@pytest.mark.slow
 def test_a_running_machine_refuses_a_ledger_that_was_set_back(start, tmp_path):
     server = start(10)
     path, backup = server.folder / "broker.db", tmp_path / "backup.db"
@@ -340,6 +341,7 @@ def test_a_running_machine_refuses_a_ledger_that_was_set_back(start, tmp_path):
 # What it costs.
 
 
+@pytest.mark.slow
 def test_a_renewal_adds_less_than_a_kibibyte_to_the_ledger(owner):
     def grow(begin):
         for _ in range(40):

@@ -175,6 +175,7 @@ def test_figures_are_drawn_and_a_timeline_is_a_trace_of_each_kind_of_transfer(cl
 
 
 @pytest.mark.parametrize("sizes", [(1,), (1 << 16, 1 << 20, 1 << 24, 1 << 28, 1 << 30)])
+@pytest.mark.slow
 def test_a_chart_takes_any_number_of_sizes_and_losses(folder, sizes):
     for losses in ([], [2.0, 1.0, 0.5]):
         plots.draw_ablation(rows_of(*sizes), "cpu", folder / "chart.svg", losses=losses)

@@ -170,6 +170,7 @@ def test_a_passphrase_comes_from_a_private_file(cli, folder, monkeypatch):
     assert "12 characters" in cli.error(again, status=2)
 
 
+@pytest.mark.slow
 def test_a_passphrase_is_not_asked_for_without_a_terminal(folder):
     warnings = "-W error -W ignore::DeprecationWarning:typer"  # an old typer imports what click deprecates
     line = f"{warnings} -m fastrack grant owner.key --passphrase --sign owner.signer"

@@ -142,6 +142,7 @@ def test_a_trace_names_the_step(cli, folder):
     cli(epoch)
 
 
+@pytest.mark.slow
 def test_a_picture_shows_what_was_measured_and_planned(cli, folder):
     pytest.importorskip("matplotlib")
     said = cli(f"plan epoch --samples 900 --row 2KiB --batch 90 {PROFILE} --picture plan.svg").stdout

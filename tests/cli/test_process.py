@@ -98,6 +98,7 @@ def test_what_no_command_expects_is_one_line_but_for_a_defect_in_development_mod
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.slow
 def test_standard_output_that_is_full_is_one_line(unbuffered):
     environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("wb") as full:

@@ -82,6 +82,7 @@ def states(found):
     return {row["name"]: row["state"] for row in found["rows"]}
 
 
+@pytest.mark.slow
 def test_a_sound_folder_fails_no_row_and_leaves_nothing_behind(cli, model):
     before, anchor = cli.names(), Path("owner.anchor").read_bytes()
     found = cli.json(f"{model} --sign owner.signer --out record")
@@ -101,6 +102,7 @@ def test_a_sound_folder_fails_no_row_and_leaves_nothing_behind(cli, model):
 
 
 @pytest.mark.usefixtures("model")
+@pytest.mark.slow
 def test_what_was_not_asked_is_said(cli, key, monkeypatch):
     choose(monkeypatch, [name for name in NAMES if "broker" not in name])
     shutil.copytree("sealed", "copy")
@@ -211,6 +213,7 @@ main()
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name not in BY_DAY)) for name in FAULTS]
 )
+@pytest.mark.slow
 def test_a_check_that_is_taken_out_fails_its_row(model, tmp_path, name):
     place, old, new = FAULTS[name]
     path = copy_tree(PACKAGE, tmp_path / "copy/fastrack") / place
@@ -362,6 +365,7 @@ def brokers(private):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.slow
 def test_a_run_that_is_ended_leaves_nothing(model, number):
     process, private = begin(model)
     process.send_signal(number)
@@ -378,6 +382,7 @@ def await_no_broker(private):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_left_goes_with_the_next_one(model):
     process, private = begin(model)
     process.kill()

@@ -287,6 +287,7 @@ class Stopped(BaseException):
     pass
 
 
+@pytest.mark.slow
 def test_a_save_that_stops_anywhere_leaves_the_old_checkpoint_or_the_new(folder, monkeypatch, tmp_path):
     """Stop at each use of the file system."""
     steps: list[str] = []

@@ -440,6 +440,7 @@ def test_an_owner_cannot_grant_another_key_than_the_named_one():
     "change",
     [{"memory": 2**40}, {"iterations": 10**9}, {"lanes": 0}, {"memory": 8}, {"iterations": 1}, {"salt": "AA=="}],
 )
+@pytest.mark.slow
 def test_a_passphrase_costs_neither_too_little_nor_the_machine(change):
     grants = Grants.issue(KEY, [], signer=OWNER, passphrase="long enough to be guessed by none")
     payload = payload_of(grants)

@@ -116,6 +116,7 @@ def unwrap_in_children(count, path, *, alone):
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
+@pytest.mark.slow
 def test_workers_with_memories_of_their_own_do_not_lock_a_token(new_token, tmp_path, monkeypatch):
     token = new_token(seconds=0.02)
     monkeypatch.setenv("FASTRACK_PKCS11_PIN", WRONG)

@@ -243,6 +243,7 @@ cells = st.one_of(
 
 @given(st.integers(1, 4).flatmap(lambda width: st.lists(st.lists(cells, min_size=width, max_size=width), max_size=12)))
 @settings(max_examples=200, deadline=None)
+@pytest.mark.slow
 def test_cells_come_back_as_they_were(tmp_path_factory, rows):
     width = len(rows[0]) if rows else 1
     header = [f"c{index}" for index in range(width)]

@@ -204,6 +204,7 @@ def use_loops(monkeypatch, loops):
 
 @each("chunks", [1, 3, 255, 256, 257, 70_000, 2**33])
 @each("loops", ["compiled", "interpreted"])
+@pytest.mark.slow
 def test_rows_in_any_order_are_sorted_by_their_chunks(chunks, loops, monkeypatch):
     use_loops(monkeypatch, loops)
     random = np.random.default_rng(chunks)

@@ -365,6 +365,7 @@ SOUND = by_hand.marks({"x": ("U8", (0,))}, KEY.id, FILE_ID)
     other=st.dictionaries(st.text(max_size=5).map("fastrack.".__add__), st.text(max_size=5), max_size=2),
     left_out=usually(None, st.sampled_from(sorted(SOUND))),
 )
+@pytest.mark.slow
 def test_arbitrary_metadata_is_refused_or_harmless(scratch, version, file, key, tensors, other, left_out):
     metadata = {**other, "fastrack.version": version, "fastrack.file": file, "fastrack.key": key}
     metadata["fastrack.tensors"] = tensors

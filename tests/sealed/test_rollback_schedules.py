@@ -39,6 +39,7 @@ def test_no_schedule_makes_a_reader_go_back(count):
         pytest.param(anchor.Anchor, "advance", lambda _: None, id="an anchor that does not move"),
     ],
 )
+@pytest.mark.slow
 def test_the_schedules_tell_of_a_check_that_is_left_out(monkeypatch, kind, method, fault):
     monkeypatch.setattr(kind, method, fault)
     with pytest.raises(rollbacks.Violation):

@@ -485,6 +485,7 @@ def write_slowly(folder, key, count):
             writer.write(sample(index))
 
 
+@pytest.mark.slow
 def test_a_killed_writer_is_resumed_without_a_gap(tmp_path, key):
     context = multiprocessing.get_context("fork")
     rng, kills, most = np.random.default_rng(0), 0, 0

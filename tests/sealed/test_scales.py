@@ -108,6 +108,7 @@ def _open_by(engine, sealed, key):
         }
     ),
 )
+@pytest.mark.slow
 def test_values_come_out_as_if_opened_and_widened_apart(key, shape, of):
     values = torch.arange(int(np.prod(shape))).to(torch.uint8).reshape(shape)
     for number, (kind, scale_kind) in enumerate((k, s) for k in KINDS for s in (torch.float32, torch.bfloat16)):
@@ -137,6 +138,7 @@ def test_large_results_are_equal_wherever_they_begin(key, kind, of):
 
 
 @given(data=st.data())
+@pytest.mark.slow
 def test_any_shape_and_scale_is_equal_bit_for_bit(data):
     key, rows, columns = Key.from_bytes(SECRET), *(data.draw(st.integers(1, 300)) for _ in range(2))
     values = torch.randint(256, (rows, columns), dtype=torch.uint8).view(data.draw(st.sampled_from(KINDS)))

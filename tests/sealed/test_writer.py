@@ -922,6 +922,7 @@ def forked_in(write, at):
 
 @each("at", [1, 2, 3])  # with another tensor to come, or nothing but the name
 @each("is_named", [True, False])
+@pytest.mark.slow
 def test_a_child_that_is_forked_in_the_middle_of_a_file_leaves_it_to_its_parent(target, monkeypatch, is_named, at):
     if is_named:
         file_systems.refuse_unnamed(monkeypatch)

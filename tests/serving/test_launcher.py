@@ -124,6 +124,7 @@ def test_ranks_of_torchrun_open_a_sealed_folder(place):
     check_children(place, "torchrun")
 
 
+@pytest.mark.slow
 def test_a_process_that_imports_no_safetensors_imports_nothing_of_fastrack(place):
     code = (
         "import importlib.util, sys, os; importlib.util.find_spec('safetensors'); "  # as diffusers asks first
@@ -133,6 +134,7 @@ def test_a_process_that_imports_no_safetensors_imports_nothing_of_fastrack(place
     assert place.python(code) == SUM
 
 
+@pytest.mark.slow
 def test_the_path_of_a_folder_is_the_same_at_each_start_and_apart_for_another_version(place):
     code = "import os, sys; print(os.path.realpath(sys.argv[1]))"
     path = place.python(code)
@@ -162,6 +164,7 @@ def test_a_folder_that_no_argument_names_is_refused_without_a_link(place):
     assert not (place.path / "started").exists()
 
 
+@pytest.mark.slow
 def test_a_link_is_there_while_the_program_runs_and_takes_the_place_of_nothing(place):
     link = place.path / "link"
     assert place.python(READ, str(link), folders=[f"sealed={link}"]) == SUM
@@ -219,6 +222,7 @@ def test_nothing_starts_if_a_folder_does_not_open(place, given, status):
     assert place.slots() == []
 
 
+@pytest.mark.slow
 def test_another_folder_in_the_place_of_one_that_runs_is_refused(place):
     place.seal("other", b=np.arange(20))
     code = "import os; os.rename('sealed', 'before'); os.rename('other', 'sealed'); " + READ
@@ -313,6 +317,7 @@ def test_a_program_has_a_key_on_a_lease_until_that_ends_its_children_too(place):
     assert said.count("LeaseError: using key") + said.count("LeaseError: opening lease:") == 2, said
 
 
+@pytest.mark.slow
 def test_kv_blocks_have_a_named_key_or_a_random_one_where_nothing_else_reads_them(place):
     code = (
         "from fastrack.kv._settings import block_key\n"
@@ -427,6 +432,7 @@ def test_a_key_of_a_terminal_reaches_the_program_once(place):
         os.close(terminal)
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_ends_its_program_and_the_next_start_removes_what_it_left(place):
     code = "import sys, time; print(sys.argv[1], flush=True); time.sleep(60)"
     link = place.path / "link"

@@ -239,6 +239,7 @@ def test_packages_that_are_missing_are_named_with_their_extra(monkeypatch):
         tour.serve(None, insecure_loopback=True)
 
 
+@pytest.mark.slow
 def test_bodies_of_one_address_take_bounded_memory():
     asyncio.run(crowd())
 

@@ -44,6 +44,7 @@ def require_loads(folder, **options):
     assert loaded["step"] == 7
 
 
+@pytest.mark.slow
 def test_a_folder_is_sealed_by_its_name_and_by_a_writer(tmp_path, protected):
     dcp.save(state(), checkpoint_id=tmp_path / "a", no_dist=True)
     dcp.save(state(), storage_writer=dcp.FileSystemWriter(tmp_path / "b"), no_dist=True)

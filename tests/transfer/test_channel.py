@@ -603,6 +603,7 @@ class TestChannel:
         assert in_forked_child(child)
         assert np.array_equal(channel.to_device(plain), plain)
 
+    @pytest.mark.slow
     def test_a_fork_in_the_middle_of_transfers_blocks_nobody(self, channel, key):
         plain = data(3_000_000)
         sealed = fastrack.seal(plain, key)

@@ -66,6 +66,7 @@ def messages(draw):
 
 @settings(deadline=None)
 @given(messages(), sizes(least=2), st.sampled_from([0, 8, 100]))
+@pytest.mark.slow
 def test_many_messages_share_slabs_in_order_and_fit_into_a_buffer(messages, sizes, room):
     nbytes, plans = messages
     sizes = slabs_module.Sizes(sizes.first, sizes.largest, room)
