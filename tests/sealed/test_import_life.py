@@ -294,7 +294,7 @@ class World:
             self.counts["done"] += 1
             assert expected is not None, told
             before, samples = expected
-            if samples:
+            if samples and (stored != was or not self.runs[-1].is_complete):  # else no shard was written
                 self.runs = [*before, Run(samples, True, self.leaves_out)]
             assert is_complete, told
             assert stored == self.has(), told
@@ -307,9 +307,10 @@ class World:
         mode = self.rng.choice(["new", "append", "append", "resume", "resume"] if self.runs else ["new", "resume"])
         skips = mode != "new" and bool(self.runs) and self.rng.random() < 0.6
         files = dict(self.files)
-        if mode == "append" and not skips:  # what is given without --skip-existing is asked for
+        if mode != "new" and not skips:  # what is given without --skip-existing is asked for
             rows = {row for _, row in self.has()}
-            files = {name: given for name, given in files.items() if rows.isdisjoint(given)}
+            own = {name for name, _ in self.runs[-1].samples} if mode == "resume" and self.runs else set()
+            files = {name: given for name, given in files.items() if name in own or rows.isdisjoint(given)}
         if files:
             self.command(mode, skips, files, interruption)
 
