@@ -382,7 +382,10 @@ def _forget(memory: memoryview) -> None:
 
     address, size = ctypes.c_void_p(np.frombuffer(memory, np.uint8).ctypes.data), ctypes.c_size_t(len(memory))
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
-    ctypes.CDLL(None).mmap(address, size, mmap.PROT_READ, flags, -1, ctypes.c_long(0))
+    replace = ctypes.CDLL(None).mmap
+    replace.restype = ctypes.c_void_p
+    if replace(address, size, mmap.PROT_READ, flags, -1, ctypes.c_long(0)) != address.value:
+        report("forgetting the memory of a lease failed: it is not used any more, but stays until the process ends")
 
 
 def _close(descriptor: int, process: int) -> None:
