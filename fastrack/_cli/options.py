@@ -1,5 +1,6 @@
 """Options of several commands."""
 
+import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -59,8 +60,5 @@ Algorithm = Literal["MLKEM768_X25519", "P-384", "Ed25519", "ML-DSA-65"]
 
 
 def split_names(texts: Sequence[str]) -> list[str]:
-    """Return the names in the texts of an option, between commas, or in quotes: a column may have any name."""
-    quoted = '""'
-    return [
-        name for text in texts for name in ([text[1:-1]] if text[:1] + text[1:][-1:] == quoted else text.split(","))
-    ]
+    """Return the names in the texts of an option, as in a line of CSV: in quotes if they have commas or quotes."""
+    return [name for text in texts for name in next(csv.reader([text]), None) or [""]]

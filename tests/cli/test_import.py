@@ -187,7 +187,7 @@ def test_columns_are_chosen(cli, key, folder):
 
 def test_a_column_whose_name_has_a_comma_is_chosen_in_quotes(cli, key, folder):
     (folder / "my.csv").write_text('id,"weight, kg",price\n1,70,2.5\n')
-    report = cli.json(f"""import my.csv ds --columns '"weight, kg"' --columns id,price {key}""")
+    report = cli.json(f"""import my.csv ds --columns '"weight, kg",id,price' {key}""")
     assert [column["name"] for column in report["columns"]] == ["weight, kg", "id", "price"]
     said = cli(f"""import my.csv again --dry-run --columns '"weight, kg"' {key}""").stdout
     assert """--columns '"weight, kg"'""" in said
