@@ -388,7 +388,7 @@ def _usage(error: Any) -> str:
     for found, said in _WORDS.items():
         text = re.sub(found, said, text)
     text = HIDDEN if has_key(error.message) else text
-    text = text if text[:2].isupper() else f"{text[0].lower()}{text[1:]}"  # but for the name of an argument
+    text = text if text[:2].isupper() else f"{text[0].lower()}{text[1:]}"  # except the name of an argument
     return f"{text}. `{path} --help` tells more"
 
 
