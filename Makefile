@@ -57,12 +57,12 @@ $(NATIVE): $(shell find fastrack/_crypto fastrack/_devices/cuda -name '*.py') $(
 	@$(if $(LINKER),$(WITH_ZIGLANG)) $(BIN)/python -m fastrack._crypto.native
 	@$(BIN)/python -m fastrack._devices.cuda.cubins  # where there is NVRTC; else CuPy compiles them when a GPU is opened
 
-# Two processes, as many tests use threads themselves. The tests of a file stay together and share what it compiles; the
-# order is that of tests/conftest.py.
-PARALLEL := --numprocesses 2 --dist loadscope --no-loadscope-reorder
+# Three processes for two cores, as many tests wait for processes of their own. The tests of a file stay together and share
+# what it compiles; the order is that of tests/conftest.py.
+PARALLEL := --numprocesses 3 --dist loadscope --no-loadscope-reorder
 QUICK := -m "not slow and not nightly and not repository"
 
-test: $(STAMP) $(NATIVE)  ## run the quick tests; under four minutes on two cores
+test: $(STAMP) $(NATIVE)  ## run the quick tests; three minutes on two cores
 	$(BIN)/python -m pytest $(PARALLEL) $(QUICK)
 
 # Other versions of NVRTC than that of .venv, for the tests that read what it makes of the kernels.
@@ -70,7 +70,7 @@ NVRTCS := 13.0.88 12.9.86
 nvrtcs = FASTRACK_NVRTC=$(subst $() $(),:,$(addprefix .nvrtc/,$(1)))
 
 test-all: $(STAMP) $(NATIVE) $(LMCACHE)/.installed  ## run all tests but those of check and of the emulator, and those for the night
-	$(BIN)/python -m pytest $(PARALLEL) --numprocesses 3 -m "not nightly and not repository"  # slow ones wait for processes of their own
+	$(BIN)/python -m pytest $(PARALLEL) -m "not nightly and not repository"
 
 $(LMCACHE)/.installed: tests/serving/lmcache.txt | $(STAMP)
 	rm -rf $(LMCACHE)

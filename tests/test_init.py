@@ -83,6 +83,7 @@ def test_public_names_have_examples_that_run(package, name, tmp_path, monkeypatc
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @each("name", ["distributed", "providers", *(f"providers._{name}" for name in PROVIDERS)])
+@pytest.mark.slow
 def test_the_examples_of_a_package_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_examples(import_module(f"fastrack.{name}"), name)

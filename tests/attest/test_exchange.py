@@ -409,6 +409,7 @@ def short_offer(cpu):
     return attest.Offer(challenge.id, offer.recipient, attest.MachineEvidence(proof, tuple(devices)))
 
 
+@pytest.mark.slow
 def test_each_byte_that_the_binding_covers_changes_it():
     challenge, offer = made(small())
     [device] = offer.evidence.devices
@@ -613,6 +614,7 @@ def test_grants_are_unlocked_once_by_the_machine_that_asked(exchanged):
     assert "done" in repr(pending)
 
 
+@pytest.mark.slow
 def test_each_altered_byte_of_grants_is_refused(exchanged):
     pending, verified, key, owner = exchanged
     grants = attest.issue_grants(verified, key, signer=owner, now=NOW)

@@ -214,6 +214,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 def test_what_does_not_hold_is_refused_and_nothing_of_it_kept(start, tmp_path):
     service = start(gpus=0)
     for name, (answer, error, text) in WRONG.items():
@@ -248,6 +249,7 @@ def test_a_mirror_that_lies_about_a_manifest_is_found_out(start, tmp_path):
         assert not list((tmp_path / name).rglob("*.xml")), name
 
 
+@pytest.mark.slow
 def test_a_revocation_is_told_and_kept_so_that_the_machine_is_refused_from_then_on(start, tmp_path):
     for cpu in ("gpu", "tdx", "snp"):
         folder = tmp_path / cpu
@@ -577,6 +579,7 @@ DAMAGED = {
 }
 
 
+@pytest.mark.slow
 def test_a_damaged_file_of_the_owner_is_told_with_its_name(start, tmp_path):
     service = start()
     for name, content in DAMAGED.items():

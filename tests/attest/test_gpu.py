@@ -360,6 +360,7 @@ def test_garbage_is_a_format_error(data):
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=120), st.sampled_from([foundry.COMPOSITE, foundry.TCB_INFO]), st.booleans())
+@pytest.mark.slow
 def test_garbage_in_an_extension_is_refused(data, oid, is_wrapped):
     value = foundry.der(0x30, data) if is_wrapped else data
     assert is_refused(verify, garbled(oid, value))

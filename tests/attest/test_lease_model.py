@@ -243,6 +243,7 @@ def check(count, schedule_of=schedules, **options):
     return run
 
 
+@pytest.mark.slow
 def test_no_schedule_lets_a_lease_live_too_long_or_too_short():
     check(300)()
     check(100, LATE)()
@@ -260,6 +261,7 @@ IN_TIME = st.lists(
 )
 
 
+@pytest.mark.slow
 def test_a_lease_does_not_end_while_renewals_come_in_time():
     @settings(max_examples=30, deadline=None, database=None, suppress_health_check=[*HealthCheck])
     @given(IN_TIME)

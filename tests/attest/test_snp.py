@@ -275,6 +275,7 @@ def test_every_byte_of_the_certificates_counts(part):
         assert is_refused(lambda data=data: verify(report=report, **{part: data})), f"byte {index}"
 
 
+@pytest.mark.slow
 def test_every_byte_of_a_revocation_list_counts():
     for index, data in flips(foundry.amd("Milan").ark.crl()):
         assert is_refused(lambda data=data: verify(crl=data)), f"byte {index}"

@@ -124,6 +124,7 @@ def documents(draw, depth=0):
 
 @settings(max_examples=100, deadline=None)
 @given(documents())
+@pytest.mark.slow
 def test_the_canonical_form_is_that_of_lxml(text):
     etree = pytest.importorskip("lxml.etree")
     with suppress(FormatError):  # two attributes of one name

@@ -172,6 +172,7 @@ def name(test):
     return f"bench/bench_it.py::{test}"
 
 
+@pytest.mark.slow
 def test_rounds_follow_each_other_and_never_overlap(measure, tmp_path):
     found = measure(f"""
 def action():
@@ -190,6 +191,7 @@ def test_one(benchmark):
     assert all(float(end) <= float(start) for (_, _, end), (_, start, _) in itertools.pairwise(runs))
 
 
+@pytest.mark.slow
 def test_short_calls_make_longer_rounds_of_as_many_calls_on_both_sides(measure, tmp_path, monkeypatch):
     monkeypatch.setattr(pairs, "_ROUND", 0.02)  # on a busy machine, a call may take some milliseconds
     found = measure(f"""
@@ -210,6 +212,7 @@ def test_one(benchmark):
     assert all(0.0005 <= seconds < 0.1 for times in found.rounds[name("test_one")] for seconds in times)
 
 
+@pytest.mark.slow
 def test_a_slower_side_is_slower(measure):
     found = measure("""
 def test_one(benchmark):
@@ -243,6 +246,7 @@ def test_what_fails_on_one_side_is_told_and_the_rest_is_measured(measure, side):
     assert not found.broken
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_told_with_its_last_words(measure):
     found = measure("""
 def test_bad(benchmark):
@@ -278,6 +282,7 @@ def test_what_a_death_kept_from_being_measured_is_measured_in_another_pair(pytho
     assert [(row.name, row.pairs) for row in rows] == [(name("test_good"), 2), (name("test_bad"), 0)]
 
 
+@pytest.mark.slow
 def test_only_guards_are_measured(measure):
     found = measure("""
 pytestmark = []
@@ -306,6 +311,7 @@ def test_one(benchmark):
     assert "cannot import name 'later'" in found.broken[name("test_one")]["base"]
 
 
+@pytest.mark.slow
 def test_fastrack_from_anywhere_else_is_refused(pythons, measure):
     init = next(pythons["head"].parents[1].glob("lib/python*/site-packages/fastrack/__init__.py"))
     text = init.read_text()

@@ -94,6 +94,7 @@ def test_every_setting_of_a_transfer_is_swept(gpu, filling):
     assert leads == [(CHUNK_SIZE, CHUNK_SIZE), (20 * CHUNK_SIZE, CHUNK_SIZE), (20 * CHUNK_SIZE, 2 * CHUNK_SIZE)]
 
 
+@pytest.mark.slow
 def test_the_product_is_measured_beside_everything(gpu):
     before = set(threading.enumerate())
     rows = list(slowdown.measure(gpu, TINY))

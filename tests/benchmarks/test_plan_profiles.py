@@ -221,6 +221,7 @@ def test_a_folder_in_memory_has_no_disk_to_load_from(tmp_path, monkeypatch):
         assert ("load, from disk" in names) == has_disk
 
 
+@pytest.mark.slow
 def test_all_stages_are_measured_at_sizes_a_factor_of_two_apart(tmp_path, monkeypatch):
     monkeypatch.setattr(gather, "forgets", lambda _: True)
     rows = gather.measure_stages(tmp_path, largest=128 << 10, rounds=3, ranks=())

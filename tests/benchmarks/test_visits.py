@@ -86,6 +86,7 @@ def test_the_links_are_tls_and_what_the_owner_sealed():
             visits.to_device(visits.SealedTensor.from_bytes(message), "cpu", keys=key)
 
 
+@pytest.mark.slow
 def test_a_holder_that_ends_is_told(monkeypatch):
     with (
         pytest.raises(FastrackError, match="the holder's process: expected it to send its data"),

@@ -88,6 +88,7 @@ def descriptors_for(count):
 @pytest.mark.parametrize(
     ("count", "exchanges"), [(300, 3), pytest.param(2000, 40, marks=[pytest.mark.nightly, pytest.mark.timeout(200)])]
 )
+@pytest.mark.slow
 def test_half_open_connections_of_one_address_disturb_no_other(start, count, exchanges):
     server = start()
     exchange(server)

@@ -63,6 +63,7 @@ def use_up(tensor, keys):
         return last, str(error)
 
 
+@pytest.mark.slow
 def test_a_lease_is_renewed_and_ends_once_its_broker_is_gone(start, tmp_path):
     server, ended, told = start(2), threading.Event(), []
 
@@ -92,6 +93,7 @@ def test_a_lease_is_renewed_and_ends_once_its_broker_is_gone(start, tmp_path):
     assert "\n" not in str(told[0])
 
 
+@pytest.mark.slow
 def test_a_lease_that_is_given_back_ends_in_forked_children_and_calls_nothing(start, tmp_path):
     server = start(60)
     told = []

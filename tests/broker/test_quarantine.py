@@ -285,6 +285,7 @@ def run(line):
     return done.output
 
 
+@pytest.mark.slow
 def test_a_quarantine_ends_a_running_lease_at_the_next_renewal(start, tmp_path):
     server, told, ended = start(6), [], threading.Event()
     database = ["--database", str(server.folder / "broker.db")]

@@ -101,6 +101,7 @@ def test_a_machine_fetches_the_keys(start, cpu, gpus):
     assert (server.folder / "broker.db").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_a_wrong_client_is_refused(start):
     server = start()
     with pytest.raises(ssl.SSLCertVerificationError):

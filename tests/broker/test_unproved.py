@@ -129,6 +129,7 @@ def identify(count):
     return tuple(f"{number:032x}" for number in range(count))
 
 
+@pytest.mark.slow
 def test_a_broker_of_more_files_or_keys_than_a_machine_can_read_does_not_begin(open_broker, folder):
     for count in (1400, 2000):
         with pytest.raises(ValueError, match=r"expected as many keys|expected files="):

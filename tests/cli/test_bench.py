@@ -165,6 +165,7 @@ def test_a_p99_that_is_not_known_is_a_dash(capsys, monkeypatch):
         assert " ".join(line.split()) == f"+ direct 9 0.00 500.0 {shown} 700.0 1.500 4 2.00 1.50 25 % 4.00"
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_and_a_timeline_is_a_trace_of_each_kind_of_transfer(cli, folder):
     said = cli(f"{QUICK} --picture chart.png --timeline when.json").stdout
     assert "Picture: chart.png" in said

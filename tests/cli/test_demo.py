@@ -120,6 +120,7 @@ def test_what_a_sealed_batch_costs_is_said(more, told):
     assert told in demo_module._explain(more)
 
 
+@pytest.mark.slow
 def test_training_is_left_out_without_torch(folder, capsys, hide):
     hide("torch")
     assert train_twice(folder) == []
@@ -161,6 +162,7 @@ def test_a_demo_without_its_package_says_what_to_install(cli, hide):
     assert cli.error(QUICK) == "error: matplotlib is not installed: pip install 'fastrack-io[demo]'\n"
 
 
+@pytest.mark.slow
 def test_the_demo_needs_directories_that_are_there(cli):
     assert "work: no such directory" in cli.error(QUICK)
     assert "nowhere: no such directory" in cli.error("demo --picture nowhere/chart.png")

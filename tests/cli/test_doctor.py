@@ -76,6 +76,7 @@ def test_a_narrow_terminal_breaks_no_word(cli, monkeypatch, columns):
     assert [line for line in longer if len(line.split()) > 1 and line[:3] != "  f"] == []  # a path has its own line
 
 
+@pytest.mark.slow
 def test_a_quota_of_the_control_group_is_told(facts, capsys):
     for quota, told in ((0.5, "usable, by a quota of 0.5 of the control group"), (None, "usable\n")):
         doctor.show_facts(dataclasses.replace(facts, cpu_quota=quota), [], console.stdout())

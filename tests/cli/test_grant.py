@@ -200,6 +200,7 @@ def test_limits_of_grants_that_exist_are_refused_and_not_passed_over(cli, folder
     assert (folder / "owner.key.grants").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_passphrase_is_typed_twice(cli, monkeypatch):
     text = "correct horse battery staple"
     typed = iter([text, text.upper(), text, text])

@@ -26,6 +26,7 @@ def texts(folder, key, column="text"):
     return list(SealedDataset(folder, keys=key, transform=lambda sample: sample[column].decode()))
 
 
+@pytest.mark.slow
 def test_lines_are_imported_and_read(cli, key, lines):
     said = cli(f"import {lines} out {key}").stdout
     assert said.startswith("out: 3000 samples sealed")
@@ -160,6 +161,7 @@ def test_files_that_are_there_are_left_out_and_told(cli, key, folder):
     assert texts("ds", "owner.key") == [f"day {day}" for day in range(13)]
 
 
+@pytest.mark.slow
 def test_a_dry_run_needs_no_key_and_writes_nothing(cli, folder, lines):
     (folder / "bad.jsonl").write_text('{"a": 1}\n{"": 1}\n')
     said = cli(f"import {lines} out --dry-run").stdout

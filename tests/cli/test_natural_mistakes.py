@@ -301,6 +301,7 @@ def test_a_variable_is_named_in_the_line(monkeypatch, variable, value, status, t
 
 
 @pytest.mark.usefixtures("place")
+@pytest.mark.slow
 def test_a_host_engine_that_there_is_not_is_named_with_its_variable(monkeypatch):
     monkeypatch.setenv("FASTRACK_ENGINE", "fast")
     code, said = finish("verify", "sealed.safetensors")
@@ -317,6 +318,7 @@ def test_a_host_engine_that_there_is_not_is_named_with_its_variable(monkeypatch)
         ((b"no\xff",), 2, b"no command"),
     ],
 )
+@pytest.mark.slow
 def test_a_name_that_is_not_in_utf_8_is_told_escaped(line, status, told):
     code, said = finish(*line)
     assert (code, said.count(b"\n")) == (status, 1)

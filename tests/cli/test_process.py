@@ -25,6 +25,7 @@ def run(*line, **options):
     return subprocess.run([sys.executable, "-m", "fastrack", *line], capture_output=True, check=False, **options)
 
 
+@pytest.mark.slow
 def test_the_version_and_every_command_are_shown():
     done = run("--version")
     assert (done.returncode, done.stdout.decode()) == (0, f"fastrack {fastrack.__version__}\n")

@@ -50,6 +50,7 @@ def side_by_side(source, numbers):
 @each_way
 @each("threads", THREADS)
 @each("size", [0, 1, SEALED_CHUNK_SIZE, 2 * MIB - 1, 2 * MIB, 5 * MIB + 7, 40 * MIB + 1])
+@pytest.mark.slow
 def test_a_run_is_copied(size, threads, way):
     plain = noise(size)
     source, target = Fenced.holding(plain, 3), Fenced(size, 17)
@@ -60,6 +61,7 @@ def test_a_run_is_copied(size, threads, way):
 
 @each("threads", THREADS)
 @each("count", [1, 3, 300, 2500])
+@pytest.mark.slow
 def test_chunks_are_packed(count, threads):
     source = noise((count - 1) * SEALED_CHUNK_SIZE + 1000)
     numbers = np.flatnonzero(np.random.default_rng(count).random(count) < 0.6)

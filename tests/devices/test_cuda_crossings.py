@@ -43,6 +43,7 @@ def cost(name, mode):
 
 
 @pytest.mark.parametrize("mode", EVERY)
+@pytest.mark.slow
 def test_calls_cost_at_most_what_was_agreed_on(mode):
     expected = {**SMALL, **LARGE[mode in {"serial", *CONFIDENTIAL}]}
     found = {name: cost(name, mode) for name in ACTIONS}

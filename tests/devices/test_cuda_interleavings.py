@@ -365,6 +365,7 @@ def run_seed(seed, lost=("upload", "launch")):
 
 
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 8), marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_each_caller_is_told_of_its_own_transfers_and_waits_for_no_stranger(seeds):
     for seed in seeds:
         run_seed(seed)

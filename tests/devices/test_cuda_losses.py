@@ -61,6 +61,7 @@ def test_an_error_of_a_call_that_does_not_wait_does_not_say_that_arrays_hold_zer
 
 
 @each("number", [0, 1])
+@pytest.mark.slow
 def test_no_message_of_a_nest_is_blamed_for_what_was_lost(number):
     for mode in EVERY:
         device = large(mode)

@@ -71,6 +71,7 @@ def wait_until_gone(threads):
         time.sleep(0.001)
 
 
+@pytest.mark.slow
 def test_no_key_and_nonce_are_used_twice_over_restarts(recorder):
     for size in (2, 3, 4):
         for _ in range(3):
@@ -100,6 +101,7 @@ def in_child(steps):
     return recorder.content()
 
 
+@pytest.mark.slow
 def test_no_key_and_nonce_are_used_twice_in_forked_children(recorder):
     restore()
     recorder.starts += 1

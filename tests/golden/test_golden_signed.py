@@ -48,6 +48,7 @@ def test_manifests_open(golden):
 
 
 @opens("manifests/*.anchor", "manifests/set/*")
+@pytest.mark.slow
 def test_every_anchor_accepts_the_set(golden):
     owner, folder = Verifier.load(golden("pairs/owner.signer.pub")), golden("manifests/set")
     manifest = fastrack.load_manifest(folder / "fastrack.manifest", owner=owner)
@@ -276,6 +277,7 @@ def test_a_broker_goes_on_with_its_database(golden):
 
 
 @opens()
+@pytest.mark.slow
 def test_an_altered_log_is_refused(golden):
     path = golden("broker/broker.db")
     with closing(sqlite3.connect(path)) as database:

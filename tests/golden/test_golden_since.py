@@ -103,6 +103,7 @@ def test_a_tour_verifies_and_its_models_open(golden):
 
 @of_0_3
 @opens("tours/*.db", "tours/v2/tour.chain", "pairs/owner.signer.pub")
+@pytest.mark.slow
 def test_databases_of_a_tour_open(golden):
     chain = golden("tours/v2/tour.chain"), "--owner", golden("pairs/owner.signer.pub")
     shown = cli("tour", "verify", *chain, "--database", golden("tours/ada.db"))
@@ -134,6 +135,7 @@ def test_an_answer_with_a_lease_opens(golden):
 
 @of_0_3
 @opens("broker/leased.*", "pairs/owner.signer.pub")
+@pytest.mark.slow
 def test_a_log_with_leases_and_quarantines_opens(golden):
     database, head = golden("broker/leased.db"), golden("broker/leased.head")
     entries = cli("broker", "log", "--database", database, "--last", 0)["entries"]

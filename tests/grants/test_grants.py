@@ -66,6 +66,7 @@ def test_a_recipient_opens_and_others_do_not(tmp_path, bits, algorithm, signing)
         grants.unlock(eve)
 
 
+@pytest.mark.slow
 def test_ten_recipients_one_removed_one_added_and_a_passphrase_leave_the_data_as_it_was(sealed):
     before = sealed.path.read_bytes()
     people = [Identity.generate(name=f"person {number}") for number in range(10)]
@@ -320,6 +321,7 @@ def test_grants_of_another_or_unsigned_are_refused(tmp_path):
         Grants.load(tmp_path / "large.grants", owner=OWNER.verifier)
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_is_refused():
     for index in range(0, len(ISSUED.envelope), 1):
         changed = bytearray(ISSUED.envelope)

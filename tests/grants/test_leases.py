@@ -342,6 +342,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.slow
 def test_no_process_has_a_secret_after_the_end(lease, tmp_path):
     key = Key.generate()
     fastrack.save_file({"x": np.arange(1000.0)}, tmp_path / "x.safetensors", key)

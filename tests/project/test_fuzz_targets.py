@@ -221,6 +221,7 @@ def test_the_engine_target_tells_of_plans_that_are_misjudged(monkeypatch, answer
 
 @each(("at_end", "place"), [(True, 100), (False, -1)])
 @each("change", ["", " = 1"])
+@pytest.mark.slow
 def test_a_byte_too_many_ends_the_process(at_end, place, change):
     code = f"""
 import ctypes

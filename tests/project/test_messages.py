@@ -620,6 +620,7 @@ def settled(text):
     return re.sub(r"\b(saved|checkpoint|model|samples)-\d+\.safetensors", r"\1.safetensors", text)
 
 
+@pytest.mark.slow
 def test_each_message_is_worded_as_in_the_snapshot(messages, request):
     found = "\n".join(f"{name}\n{kind}: {settled(text)}\n" for name, (kind, text) in sorted(messages.items()) if text)
     if request.config.getoption("--accept-messages"):

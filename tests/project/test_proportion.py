@@ -139,6 +139,7 @@ def is_little(place, document):
     return peak <= (4 * len(content) + 64 * KIB if is_refused else place.most * len(content) + MIB)
 
 
+@pytest.mark.slow
 def test_a_document_of_a_stranger_takes_memory_in_proportion(table):
     assert len(SHAPES) == 12
     assert [found for place in table for found in find_large(place, place.some_documents(64 * KIB))] == []
@@ -214,6 +215,7 @@ def resident(name):
 
 
 @pytest.mark.usefixtures("world")
+@pytest.mark.slow
 def test_every_parser_is_reached_from_a_place_or_reads_ones_own(called):
     names = {}
     for path, name in find_parsers():

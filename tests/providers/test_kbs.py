@@ -231,6 +231,7 @@ def test_names_with_dots_are_names(hub, key, text):
 
 
 @pytest.mark.usefixtures("hub")
+@pytest.mark.slow
 def test_commands_take_the_source_and_tell_its_errors(tmp_path, monkeypatch):
     np.save(tmp_path / "a.npy", np.arange(4))
     sealed = str(tmp_path / "a.safetensors")

@@ -250,6 +250,7 @@ def test_keygen_saves_no_file_that_does_not_open(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_doctor_names_a_wrapped_key_and_asks_no_provider(path, key, monkeypatch):
     monkeypatch.setenv("FASTRACK_KEY_FILE", str(path))
     before = Toy.asked

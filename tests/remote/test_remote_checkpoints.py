@@ -83,6 +83,7 @@ def test_a_server_of_files_is_not_written_to(key):
         save(1, key, "https://127.0.0.1:1/run")
 
 
+@pytest.mark.slow
 def test_a_save_that_stops_anywhere_leaves_the_old_checkpoint_or_the_new(key):
     class Stopped(BaseException):
         pass

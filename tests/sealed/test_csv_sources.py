@@ -202,6 +202,7 @@ def test_what_a_float_is_printed_as_is_a_number(value):
         assert cell_types.judge_cell(text) == cell_types.judge_cell("0.5")
 
 
+@pytest.mark.slow
 def test_a_header_of_many_columns_takes_no_time(write):
     count = 40_000
     path = write(",".join(f"c{number}" for number in range(count)) + "\n" + ",".join(["1"] * count) + "\n")

@@ -337,6 +337,7 @@ def test_any_text_and_number_comes_back_as_csv(tmp_path_factory, key, cells, num
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
+@pytest.mark.slow
 def test_any_csv_comes_back(tmp_path_factory, key, data):
     cells = st.sampled_from(["", "0", "-7", "007", "1.5", "1e3", "nan", "9" * 19]) | CELLS
     columns = data.draw(st.integers(1, 3))

@@ -368,6 +368,7 @@ ENTRY = {"sha256": "0" * 64, "size": 1}
         st.text(max_size=9).map(lambda name: encode({"files": {name: ENTRY}, "format": 1})),
     )
 )
+@pytest.mark.slow
 def test_an_index_of_any_content_is_parsed_or_refused(content):
     try:
         entries = parse_index(content, Path("folder"))

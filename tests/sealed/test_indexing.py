@@ -176,6 +176,7 @@ def test_a_million_strided_rows_are_planned_without_a_loop():
 @given(
     st.lists(st.tuples(st.integers(0, 5 * CHUNK_SIZE), st.integers(0, 3 * CHUNK_SIZE), st.integers(0, 2)), max_size=12)
 )
+@pytest.mark.slow
 def test_ranges_of_any_size_arrive_with_gaps_between_them(wanted):
     plain = np.random.default_rng(0).integers(0, 200, 8 * CHUNK_SIZE, dtype=np.uint8)
     expected, place, places = [], 0, []

@@ -106,6 +106,7 @@ def test_a_broken_image_is_named(tmp_path, key, content):
         import_samples(tmp_path / "in", tmp_path / "out", key)
 
 
+@pytest.mark.slow
 def test_lines_of_text(tmp_path, key):
     (tmp_path / "a.txt").write_bytes("one\r\n\ntwö\n".encode() + b" last")
     (tmp_path / "b.txt").write_bytes(b"")

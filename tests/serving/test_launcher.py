@@ -109,6 +109,7 @@ def check_children(place, *chosen):
     return set(found)
 
 
+@pytest.mark.slow
 def test_a_program_and_its_children_open_a_sealed_folder_or_are_refused_by_name(place):
     assert check_children(place, "itself", "fork", "subprocess", "-I", "no environment")
 
@@ -155,6 +156,7 @@ def test_a_command_names_folders_by_words_behind_equals_signs_and_with_what_is_i
     assert others == [f"{first}/", f"--model={first}/config.json", f"a=b={first}", first, "unsealed"]
 
 
+@pytest.mark.slow
 def test_a_folder_that_no_argument_names_is_refused_without_a_link(place):
     said = place.run("touch", "started", status=2)
     assert said == (
@@ -399,6 +401,7 @@ WAITING = (
         *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)),
     ],
 )
+@pytest.mark.slow
 def test_a_signal_is_passed_on_once(place, number):
     ignored = signal.getsignal(number) == signal.SIG_IGN  # as what `nohup make test` starts has it
     if ignored:

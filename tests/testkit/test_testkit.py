@@ -104,6 +104,7 @@ def test_each_rule_is_listed_and_has_a_case(kit: list[Case]) -> None:
     assert {case.rule for case in kit} == set(listed)
 
 
+@pytest.mark.slow
 def test_each_rule_is_of_a_section_of_the_page() -> None:
     page = (HERE.parent.parent / "docs" / "format.md").read_text()
     titles = re.findall(r"^#+ (.*)$", page, re.MULTILINE)

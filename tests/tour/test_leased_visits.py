@@ -76,6 +76,7 @@ class Tap:
         return [(unpack("begin", body), answer) for step, body, answer in self.asked if step == "begin"]
 
 
+@pytest.mark.slow
 def test_a_visit_goes_on_as_long_as_its_keys_are_renewed(tmp_path):
     rig = Leased(tmp_path, lambda: rig.count("renewed") >= 3)
     began = time.monotonic()
@@ -96,6 +97,7 @@ def is_busy(thread):
     return thread.is_alive()
 
 
+@pytest.mark.slow
 def test_a_holder_ends_a_visit_in_progress_and_it_may_be_begun_again(tmp_path):
     rig = Leased(tmp_path, lambda: rig.is_done)
     rig.is_done = False

@@ -233,6 +233,7 @@ def test_a_desk_is_served_over_mutual_tls_or_on_a_loopback_address_alone(options
         tour.serve(None, **options)
 
 
+@pytest.mark.slow
 def test_packages_that_are_missing_are_named_with_their_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "fastrack.tour._app", None)
     with pytest.raises(fastrack.FastrackError, match=r"fastrack-io\[broker\]"):

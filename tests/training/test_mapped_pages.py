@@ -72,6 +72,7 @@ def by_mount(path):
 
 
 @each("opened", [by_safe_open, by_get_tensors, by_mount])
+@pytest.mark.slow
 def test_no_pages_of_the_file_are_left(sealed, opened):
     kept, found = opened(sealed)
     assert resident(sealed) < SIZE / 8
@@ -79,6 +80,7 @@ def test_no_pages_of_the_file_are_left(sealed, opened):
     del kept
 
 
+@pytest.mark.slow
 def test_load_model_leaves_none_before_it_replaces_its_tensors(sealed, monkeypatch):
     with torch.device("meta"):
         model = torch.nn.ParameterDict({name: torch.empty(tensor.shape) for name, tensor in TENSORS.items()})

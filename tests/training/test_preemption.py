@@ -183,6 +183,7 @@ def test_the_clock_of_a_file_cannot_move_the_deadline_beyond_the_last_look(tmp_p
         assert 4.8 < notice.remaining() <= 5
 
 
+@pytest.mark.slow
 def test_the_file_is_looked_at_now_and_then(tmp_path, monkeypatch):
     looks = []
     stat = Path.stat

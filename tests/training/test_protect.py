@@ -358,6 +358,7 @@ def test_pickles_of_tensors_are_sealed():
     assert torch.equal(pickle.loads(pickle.dumps(parameter)), parameter)
 
 
+@pytest.mark.slow
 def test_plain_files_of_before_load_as_ever(tmp_path):
     attributes.restore()
     torch.save(state(), tmp_path / "plain.pt")
@@ -369,6 +370,7 @@ def test_plain_files_of_before_load_as_ever(tmp_path):
     assert torch.load(tmp_path / "plain.safetensors")["x"].tolist() == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_an_unprotected_process_refuses_what_was_sealed(tmp_path):
     torch.save(state(), tmp_path / "model.pt")
     safetensors_torch.save_file(tensors(), tmp_path / "model.safetensors")

@@ -72,6 +72,7 @@ def sealed(tmp_path, weights):
     return tmp_path / "sealed"
 
 
+@pytest.mark.slow
 def test_a_call_that_fails_leaves_a_folder_that_another_thread_writes_sealed(tmp_path, monkeypatch, weights):
     refusing = Refusing(monkeypatch)
     with refusing:
@@ -138,6 +139,7 @@ def test_what_another_thread_imports_meanwhile_is_as_ever_when_the_call_has_fail
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("is_mounted_first", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_save_into_a_mounted_folder_is_refused_in_a_protected_process(sealed, weights, is_mounted_first):
     if not is_mounted_first:
         fastrack.protect_checkpoints(KEY)

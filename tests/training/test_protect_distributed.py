@@ -56,6 +56,7 @@ def test_a_folder_is_sealed_by_its_name_and_by_a_writer(tmp_path, protected):
     assert dcp.FileSystemReader(tmp_path / "a").read_metadata().state_dict_metadata.keys() == {"weights", "step"}
 
 
+@pytest.mark.slow
 def test_a_store_is_sealed_by_its_url_and_by_torchs_writer():
     remote = pytest.importorskip("torch.distributed.checkpoint._fsspec_filesystem", reason="fsspec is not installed")
     from helpers.object_store import ObjectStore

@@ -57,6 +57,7 @@ MOST = [pytest.param(kind, 250, marks=pytest.mark.nightly) for kind in SAVES]
 
 
 @pytest.mark.parametrize(("kind", "times"), [*SOME, *MANY, *MOST])
+@pytest.mark.slow
 def test_each_interrupt_ends_a_save_and_the_earlier_checkpoint_opens(tmp_path, kind, times):
     save, load = SAVES[kind]
     path = tmp_path / "checkpoint"

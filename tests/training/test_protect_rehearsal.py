@@ -57,6 +57,7 @@ def write(name, content):
     return save
 
 
+@pytest.mark.slow
 def test_a_sealed_save_is_let_through_and_leaves_nothing():
     folders = []
     fastrack.rehearse_save(lambda folder: (folders.append(folder), save_well(folder)))

@@ -90,6 +90,7 @@ def test_workers_take_whole_batches_in_turn(data, whole):
     assert run(data, 1, 2)[0] == whole
 
 
+@pytest.mark.slow
 def test_ranks_change_at_any_global_batch(data, whole):
     check_changes(data, whole, 12, workers=(0,))
 

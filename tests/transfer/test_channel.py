@@ -223,6 +223,7 @@ class TestRefusedHeaders:
 
 class TestPlainTensors:
     @each("size", [*SIZES, 70 << 20])
+    @pytest.mark.slow
     def test_arrive_as_they_are(self, channel, size):
         plain = data(min(size, 20 << 20) if channel.device == "cuda:0" else size)
         moved = channel.to_device(plain)

@@ -273,6 +273,7 @@ def test_a_thread_waits_for_its_own_transfers_and_for_no_others(channel, good):
             one.result(60)
 
 
+@pytest.mark.slow
 def test_each_thread_is_raised_the_failures_of_its_own_transfers(channel, key, plain):
     """While another one synchronizes all the time, and others move what is good."""
     turns = 4 if channel.device == "cuda:0" else 12

@@ -288,6 +288,7 @@ def test_tickets_of_other_vaults_and_processes_are_refused(vault):
             pickle.dumps(each)
 
 
+@pytest.mark.slow
 def test_a_place_is_not_used_again_while_somebody_reads_it(vault):
     """Threads put, get and drop at random: a ticket that another thread dropped is closed, or opens as what it was."""
     contents, wrong, shared = blocks(4, MIB + 7), [], {}

@@ -186,6 +186,7 @@ NUMBER = st.integers(-3, 8) | st.sampled_from(
 
 @settings(max_examples=300)
 @given(data=st.data(), changes=st.integers(0, 3))
+@pytest.mark.slow
 def test_a_plan_is_taken_exactly_if_every_piece_lies_inside(data, changes):
     plan = {name: np.array(part, object) for name, part in GOOD.items()}
     for _ in range(changes):

@@ -16,6 +16,7 @@ from helpers.runs import Runs, flip
 from fastrack._crypto import workers
 
 
+@pytest.mark.slow
 def test_sixteen_threads_share_an_engine(make_engine):
     engine = make_engine(4)
 
