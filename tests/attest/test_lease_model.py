@@ -340,6 +340,7 @@ def test_a_planted_fault_is_found(fault):
             check(2000, schedules | LATE, phases=[Phase.generate])()
 
 
+@pytest.mark.slow
 def test_an_answer_that_never_comes_keeps_no_lease_from_its_end(monkeypatch):
     monkeypatch.setattr(f"{__name__}.SECONDS", 2)
     machine, ended, go_on = Machine(World(), Owner(World()), iter(())), threading.Event(), threading.Event()

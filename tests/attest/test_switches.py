@@ -214,6 +214,7 @@ class TestProgram:
         assert {line.partition("=")[0] for line in told} <= {"PATH", "LC_ALL", "PWD", "OLDPWD", "SHLVL", "_", "/"}
         assert "/" in told
 
+    @pytest.mark.slow
     def test_one_that_hangs_is_ended_with_what_it_started(self, program, tmp_path, monkeypatch):
         monkeypatch.setattr(_switches, "_SECONDS", 0.5)
         for script in (

@@ -44,6 +44,7 @@ def test_what_others_said_is_not_in_the_log(cli, monkeypatch):
 
 
 @pytest.mark.usefixtures("key")
+@pytest.mark.slow
 def test_a_key_or_a_password_in_the_place_of_a_file_is_not_in_the_log(cli):
     secret = "0123456789abcdef" * 4
     for source in (secret, f"https://user:{secret}@127.0.0.1:9/x", f"https://127.0.0.1:9/x?X-Amz-Signature={secret}"):

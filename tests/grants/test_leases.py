@@ -142,6 +142,7 @@ def test_either_clock_ends_a_lease_and_a_step_back_brings_none_back(lease, clock
     assert page.keys[0].is_wiped
 
 
+@pytest.mark.slow
 def test_a_child_ends_though_its_parent_was_killed():
     code = (
         "import os, sys, time, fastrack; from fastrack._keys.leases import *\n"
@@ -187,6 +188,7 @@ def test_no_other_process_writes_to_a_page_whatever_its_clock_says(lease, monkey
     assert bytes(page.keys[0].material()) == secret
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_in_no_other_after_the_end():
     code = (
         "import sys, time, fastrack; from fastrack._keys.leases import *\n"
@@ -248,6 +250,7 @@ def test_a_page_that_nothing_uses_is_closed():
         os.fstat(descriptor)
 
 
+@pytest.mark.slow
 def test_what_was_derived_is_wiped_without_a_use(lease):
     key = Key.generate()
     tensor, page = sealed_under(key), lease(key)

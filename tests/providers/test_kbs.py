@@ -126,6 +126,7 @@ def test_the_id_of_another_key_is_told_as_a_key_that_is_missing(key):
         "redirect": "got status 302, a redirect, which is not followed. Correct CDH_ADDR",
     }.items(),
 )
+@pytest.mark.slow
 def test_a_hub_that_gives_no_resource_is_one_line_in_time(tag, said):
     assert said in fail(f"kbs:///models/key/{tag}", ProviderError)
 

@@ -137,6 +137,7 @@ def test_nothing_else_that_a_hostile_server_says_is_repeated(name, served, place
         assert isinstance(error, PermissionError) == (status == 403)
 
 
+@pytest.mark.slow
 def test_a_refusal_without_an_end_is_read_in_part_and_not_for_long(served, place, limited):
     sent = 0
 

@@ -130,6 +130,7 @@ def test_a_holder_ends_a_visit_in_progress_and_it_may_be_begun_again(tmp_path):
     assert rig.visit(0).visits[0].delegation.attempt == 2
 
 
+@pytest.mark.slow
 def test_a_visit_that_its_holder_ended_fails_though_it_has_all_data(tmp_path):
     def wait():
         rig.stop()
@@ -143,6 +144,7 @@ def test_a_visit_that_its_holder_ended_fails_though_it_has_all_data(tmp_path):
     assert rig.desks["ada"].receipts()[0][1].after is None
 
 
+@pytest.mark.slow
 def test_a_desk_that_is_gone_ends_a_visit_within_the_lease(tmp_path):
     times = []
 
@@ -213,6 +215,7 @@ def delegated(rig, tap):
     return tour.Delegation.from_bytes(tap.begun()[0][0]["delegation"], signer=rig.owner.verifier)
 
 
+@pytest.mark.slow
 def test_a_renewal_is_answered_once(held):
     rig, tap = held
     parts, answer = tap.begun()[1]
@@ -227,6 +230,7 @@ def test_a_renewal_is_answered_once(held):
 
 
 @pytest.mark.parametrize("name", ["visit", "head", "model", "code", "plan", "signer"])
+@pytest.mark.slow
 def test_a_renewal_is_for_its_own_visit_and_key(held, name):
     rig, tap = held
     other = {"visit": 2, "model": tour.ModelVersion(2, "a" * 64), "signer": Signer.generate().verifier}.get(
@@ -237,6 +241,7 @@ def test_a_renewal_is_for_its_own_visit_and_key(held, name):
     assert rig.count("renewed") == 1
 
 
+@pytest.mark.slow
 def test_a_renewal_needs_evidence_that_is_bound_to_it(held):
     rig, tap = held
     made = []
@@ -251,6 +256,7 @@ def test_a_renewal_needs_evidence_that_is_bound_to_it(held):
     assert rig.events()[-1][0] == "refused"
 
 
+@pytest.mark.slow
 def test_a_visit_that_is_void_or_over_is_not_renewed(held):
     rig, tap = held
     first = delegated(rig, tap)
@@ -268,6 +274,7 @@ def delegated_last(rig):
     return chain.visits[-1].delegation
 
 
+@pytest.mark.slow
 def test_a_visit_that_was_ended_stays_so_whoever_asks_and_after_a_restart(held):
     rig, tap = held
     rig.stop()
@@ -278,6 +285,7 @@ def test_a_visit_that_was_ended_stays_so_whoever_asks_and_after_a_restart(held):
     assert rig.count("renewed") == 1
 
 
+@pytest.mark.slow
 def test_a_desk_that_was_opened_anew_renews_what_it_granted_and_nothing_else(held):
     rig, tap = held
     desk = rig.desks["ada"]
@@ -288,6 +296,7 @@ def test_a_desk_that_was_opened_anew_renews_what_it_granted_and_nothing_else(hel
             renew(rig, delegated(rig, tap), desk=rig.reopen(desk, lease, **changes))
 
 
+@pytest.mark.slow
 def test_an_end_tells_the_longest_lease_that_was_granted(held):
     """A desk that was opened anew may have granted a longer one than the first, and then a shorter one."""
     rig, tap = held

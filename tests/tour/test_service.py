@@ -84,6 +84,7 @@ def test_a_visit_goes_on_at_a_desk_that_was_restarted_in_its_middle(made, holder
     ]
 
 
+@pytest.mark.slow
 def test_a_client_needs_a_certificate_of_an_authority_that_the_desk_trusts(holder, tmp_path):
     make_certificate(tmp_path)
     assert attest.Challenge.from_bytes(holder.desk().ask("challenge"))
