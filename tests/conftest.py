@@ -20,6 +20,7 @@ from helpers.own_environment import take_over
 _remove_folders = take_over()  # before a library looks at what the machine has
 
 from fastrack import Key  # noqa: E402 - not before
+from fastrack._devices import confidential  # noqa: E402
 from fastrack._patches.attributes import mark, restore  # noqa: E402
 from fastrack._tensors import arrays  # noqa: E402
 
@@ -86,6 +87,13 @@ def _other_libraries_as_they_were():
     if os.environ != variables:
         os.environ.clear()
         os.environ |= variables
+
+
+@pytest.fixture(autouse=True)
+def _no_key_of_another_test_requires_a_gpu():
+    before = confidential._process.keys.copy()
+    yield
+    confidential._process.keys = before
 
 
 @pytest.fixture(scope="session")
