@@ -107,6 +107,7 @@ READERS_OF_FILES = ("seal", "import", "unseal", "rekey", "publish")
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name.startswith(READERS_OF_FILES)])
+@pytest.mark.slow  # of many cases
 def test_a_second_run_with_other_input_replaces_all_of_the_result_or_nothing(cli, place, name):
     assert attempt(cli, COMMANDS[name])
     first = targets(place)
@@ -132,6 +133,7 @@ def test_a_second_run_with_other_input_replaces_all_of_the_result_or_nothing(cli
 
 
 @pytest.mark.parametrize("name", EACH)
+@pytest.mark.slow  # of many cases
 def test_nothing_that_cannot_be_made_again_is_replaced(cli, place, name):
     lost = sorted((place / "lost").iterdir())
     before = contents(place)
@@ -167,6 +169,7 @@ def test_a_command_that_reads_writes_nothing(cli, place, name):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.slow  # of many cases
 def test_files_in_a_folder_of_the_name_stay(cli, place, name):
     shutil.copytree(place / "lost", place / target_of(name))
     (place / target_of(name) / "notes").write_bytes(b"other")
@@ -199,6 +202,7 @@ def test_a_resumed_import_of_another_source_changes_nothing(cli, place):
 
 
 @pytest.mark.parametrize("name", [name for name, line in COMMANDS.items() if line.split()[0] != "keygen"])
+@pytest.mark.slow  # of many cases
 def test_an_empty_argument_is_not_the_current_folder(place, name):
     before = contents(place)
     line = [part.strip("'") for part in COMMANDS[name].split()]

@@ -106,6 +106,7 @@ ALTERED = {
 
 @pytest.mark.parametrize("name", ALTERED)
 @opens()
+@pytest.mark.slow  # of many cases
 def test_an_altered_byte_is_refused(golden, name):
     path, open_it = golden(name), ALTERED[name]
     open_it(path, golden)

@@ -52,6 +52,7 @@ def target(request):
     return request.param()
 
 
+@pytest.mark.slow  # of many cases
 def test_the_seeds_and_what_is_made_of_them_hold(target):
     random = Random(target.name)
     pool = target.seeds()
