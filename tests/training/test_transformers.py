@@ -550,7 +550,7 @@ def test_an_adapter_is_no_model_and_a_model_no_adapter(llama_folders, adapter_fo
     with pytest.raises(FormatError, match="load_adapter"):
         from_pretrained(AutoModelForCausalLM, adapter_folders[1], keys=KEY)
     with pytest.raises(FormatError, match="adapter_config"):
-        load_adapter(None, llama_folders[1], keys=KEY)
+        load_adapter(AutoModelForCausalLM.from_pretrained(llama_folders[0]), llama_folders[1], keys=KEY)
 
 
 def test_an_adapter_beside_its_model_is_loaded_with_it(llama_folders, adapter_folders, tmp_path):
