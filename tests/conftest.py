@@ -74,9 +74,11 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="module", autouse=True)
 def _other_libraries_as_they_were_before_a_module():
     _leave_out_of_collections()
-    before = mark()
+    before, handlers = mark(), {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     yield
     restore(before)
+    for each, handler in handlers.items():  # Ray leaves one that ends the process
+        signal.signal(each, handler)
 
 
 @pytest.fixture(autouse=True)
