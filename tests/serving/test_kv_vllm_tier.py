@@ -6,6 +6,7 @@ import os
 import time
 import uuid
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -257,9 +258,10 @@ def test_a_full_disk_stores_nothing_and_raises_nothing(server, monkeypatch):
 
 
 def test_a_killed_writer_leaves_misses(server, tmp_path):
-    before = set(Path("/dev/shm").iterdir())
+    regions = partial(Path("/dev/shm").glob, "vllm_offload_*")
+    before = set(regions())
     killed_at(2, lambda: server().store())
-    for left in set(Path("/dev/shm").iterdir()) - before:
+    for left in set(regions()) - before:
         left.unlink()  # vLLM's own tier of the killed process
     here = server()
     found, is_whole = here.load()
