@@ -264,7 +264,7 @@ swift:  ## install OpenStack Swift, a server of S3, for the tests of integration
 # Their tests come from source archives, which pip loads by their hashes and does not build: only metadata is asked of them.
 SUITES ?=
 
-peers-tests: $(PEERS_TESTS)/.installed .peers-tests/sdists/.loaded $(NATIVE)  ## run test suites of others with fastrack in place; half an hour; goes on where it stopped; SUITES="safetensors accelerate"
+peers-tests: $(PEERS_TESTS)/.installed .peers-tests/sdists/.loaded $(NATIVE)  ## run test suites of others with fastrack in place; five minutes; goes on where it stopped; SUITES="safetensors accelerate"
 	PYTHONPATH=tests $(PEERS_TESTS)/bin/python -m peers $(SUITES)
 
 .peers-tests/sdists/.loaded: tests/peers/sdists.txt | $(STAMP)

@@ -217,6 +217,7 @@ def test_a_message_for_the_owner_leaves_the_challenge_of_a_holder_open():
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(3600)
 def test_desks_answer_as_their_model_for_long():
     check(100, steps=15)
 
