@@ -165,7 +165,6 @@ def test_a_stage_that_is_killed_keeps_its_rows(run, tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.nightly
 def test_a_stage_that_hangs_is_ended_and_says_where(run, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "_MARGIN", 4)
     start = time.perf_counter()
@@ -309,7 +308,6 @@ def test_the_tests_for_a_device_run_on_a_stand_in():
 
 
 @pytest.mark.nightly
-@pytest.mark.nightly
 def test_all_tests_for_a_device_run_on_a_stand_in(started):
     started.device = "stand-in"
     started.record.document["limit"] = 300
@@ -419,6 +417,7 @@ def test_tests_that_do_not_pass_are_told_with_the_reason(monkeypatch, tmp_path):
         ('print("no tests ran"); sys.exit(5)', 10, WrongResultError, "pytest ended with 5: no tests ran"),
         ("time.sleep(600)", 2, WrongResultError, "not done after 2 s"),
         (SKIPPED, 60, Skip, "no torch"),
+        (f"{SKIPPED}; sys.exit(5)", 60, Skip, "no torch"),  # a file that skips itself
     ):
         with monkeypatch.context() as patched:
             patched.setattr(tests.sys, "executable", script(tmp_path, text, "python"))

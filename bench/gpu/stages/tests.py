@@ -32,7 +32,8 @@ def run_tests(device, path, seconds):
     if code is None:
         print(output)
         raise WrongResultError(f"not done after {seconds:.0f} s; it said last: {lines[-1]}")
-    if code != 0 or not re.search(r"\d+ (passed|skipped)", lines[-1]):
+    # 5 is that of a file that skips itself, as without torch.
+    if code not in {0, 5} or not re.search(r"\d+ (passed|skipped)", lines[-1]):
         print(output)
         failed = [line.split(" - ")[0].split("::")[-1] for line in lines if line.startswith(("FAILED", "ERROR "))]
         raise WrongResultError(f"pytest ended with {code}: {lines[-1].strip('= ')}; {', '.join(failed)}".strip("; "))
