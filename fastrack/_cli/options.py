@@ -60,5 +60,9 @@ Algorithm = Literal["MLKEM768_X25519", "P-384", "Ed25519", "ML-DSA-65"]
 
 
 def split_names(texts: Sequence[str]) -> list[str]:
-    """Return the names in the texts of an option, as in a line of CSV: in quotes if they have commas or quotes."""
-    return [name for text in texts for name in next(csv.reader([text]), None) or [""]]
+    """Return the names in the texts of `--columns`, as in a line of CSV: in quotes if they have commas or quotes."""
+    try:
+        return [name for text in texts for name in next(csv.reader([text], strict=True), None) or [""]]
+    except csv.Error:  # a quote without its end, or the end of a line outside quotes
+        advice = "Put a name with a comma, a quote or the end of a line into quotes, and double its quotes"
+        raise typer.BadParameter(f"expected names as in a line of CSV. {advice}", param_hint="--columns") from None

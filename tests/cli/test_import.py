@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from shlex import quote
 
 import numpy as np
 import pytest
@@ -195,6 +196,10 @@ def test_a_column_whose_name_has_a_comma_is_chosen_in_quotes(cli, key, folder):
     assert """--columns '"weight, kg"'""" in said
     cli(f"""unseal ds out.csv --columns '"weight, kg"' {key}""")
     assert (folder / "out.csv").read_text() == '"weight, kg"\n70\n'
+    for wrong in ('"weight, kg', '"id" price', "id\nprice"):
+        for command in ("import my.csv other", "unseal ds other.csv"):
+            said = cli(f"{command} --columns {quote(wrong)} {key}", status=2).stderr
+            assert "expected names as in a line of CSV" in " ".join(said.split())
 
 
 def test_without_a_key_an_error_says_how_to_make_and_name_one(cli, lines, monkeypatch):
