@@ -464,3 +464,14 @@ def test_a_lease_for_all_confidential_gpus_names_none(lease):
     grants = Grants.issue(key, [machine.recipient], signer=owner, lease=timedelta(seconds=60), require="confidential")
     assert lease(open_key(grants, machine)).keys[0]._bound == (None,)
     assert lease(Key.generate()).keys[0]._bound is None
+
+
+def test_memory_that_cannot_be_replaced_is_told():
+    page = mmap.mmap(-1, mmap.PAGESIZE)
+    memory = memoryview(page)
+    memory[:2] = b"\x07\x07"
+    with pytest.warns(ResourceWarning, match="forgetting the memory of a lease failed"):
+        leases._forget(memory[1:])  # which does not begin at a page
+    assert bytes(memory[:2]) == b"\x07\x07"
+    leases._forget(memory)
+    assert bytes(memory[:2]) == bytes(2)
