@@ -78,7 +78,8 @@ def _other_libraries_as_they_were_before_a_module():
     yield
     restore(before)
     for each, handler in handlers.items():  # Ray leaves one that ends the process
-        signal.signal(each, handler)
+        if signal.getsignal(each) is not handler:
+            signal.signal(each, handler or signal.SIG_DFL)  # None for one that is not of Python
 
 
 @pytest.fixture(autouse=True)

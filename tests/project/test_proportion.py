@@ -183,7 +183,7 @@ def test_the_largest_documents_take_memory_in_proportion(table):
         for document in place.documents(place.limit):
             content = document.make()
             most = place.most * len(content) + 2 * MIB
-            # Measured again, as what the system had taken from a large process comes back as it is used.
+            # A second time, as above: in a process of 5 GB one document took 27 times its size, and 8.5 times alone.
             if resident_peak(place, content) > most and (peak := resident_peak(place, content)) > most:
                 wrong.append(f"{place.name}, {document.shape}, slot {document.slot}: {peak} for {len(content)}")
     assert wrong == []
