@@ -52,9 +52,9 @@ install: $(STAMP) $(NATIVE) $(LMCACHE)/.installed .venv-workflows/.installed $(E
 
 native: $(STAMP) $(NATIVE)  ## make fastrack's native extension in this checkout, if its sources have changed; half a minute
 
-$(NATIVE): $(shell find fastrack/_crypto fastrack/_devices/cuda -name '*.py') $(wildcard kernels/*.cu*) | $(DEMO_STAMP) $(LINKER)
+$(NATIVE): $(shell find fastrack/_crypto fastrack/_devices/cuda kernels -name '*.py') $(wildcard kernels/*.cu*) | $(DEMO_STAMP) $(LINKER)
 	@test -e $@ || echo "fastrack's native extension is made once, in some fifteen seconds:"
-	@$(if $(LINKER),$(WITH_ZIGLANG)) $(BIN)/python -m fastrack._crypto.native
+	@PYTHONPATH=kernels$(if $(LINKER),:$(CURDIR)/$(ZIGLANG)) $(BIN)/python -m fastrack_native
 	@$(BIN)/python -m fastrack._devices.cuda.cubins  # where there is NVRTC; else CuPy compiles them when a GPU is opened
 
 # Three processes for two cores, as many tests wait for processes of their own. The tests of a file stay together and share
@@ -110,7 +110,7 @@ LOWEST := .venv-lowest
 test-lowest:  ## run the quick tests on the lowest versions that pyproject.toml allows, with Python 3.11; some minutes
 	$(MAKE) --no-print-directory VENV=$(LOWEST) $(LOWEST)/.installed
 	$(LOWEST)/bin/$(PIP_LOCKED) --requirement tests/lowest.txt
-	$(LOWEST)/bin/python -m fastrack._crypto.native
+	PYTHONPATH=kernels $(LOWEST)/bin/python -m fastrack_native
 	$(LOWEST)/bin/python -m pytest $(PARALLEL) $(QUICK) -W default::DeprecationWarning \
 		--ignore tests/kernels --ignore tests/project/test_layers.py
 
@@ -136,7 +136,7 @@ lint: $(STAMP)  ## check style, formatting, spelling, types, and imports between
 	$(BIN)/ruff format --check
 	$(BIN)/codespell
 	$(BIN)/mypy
-	$(BIN)/lint-imports --no-cache
+	PYTHONPATH=kernels $(BIN)/lint-imports --no-cache
 
 workflows: .venv-workflows/.installed  ## look for what makes the workflows of .github unsafe
 	.venv-workflows/bin/zizmor --offline --persona pedantic --quiet .
@@ -347,8 +347,8 @@ TORCH_CPU := 6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b  #
 lock: $(STAMP)  ## write the versions and hashes of all packages, after a change of pyproject.toml; asks the package index
 	$(LOCK) pyproject.toml --extra torch --extra demo --group dev --group linker --output-file requirements.txt
 	grep -q $(firstword $(TORCH_CPU)) requirements.txt || sed -i 's/^torch==2.13.0 .*/&\n    --hash=sha256:$(firstword $(TORCH_CPU)) \\/' requirements.txt
-	$(LOCK) --no-generate-hashes --constraint requirements.txt pyproject.toml --extra torch --extra demo --extra jit --group editable --output-file .ci/demo.txt
-	$(LOCK) pyproject.toml --extra demo --extra jit --resolution lowest-direct --output-file tests/lowest.txt
+	$(LOCK) --no-generate-hashes --constraint requirements.txt pyproject.toml --extra torch --extra demo --group editable --output-file .ci/demo.txt
+	$(LOCK) pyproject.toml --extra demo --group native --resolution lowest-direct --output-file tests/lowest.txt
 	$(LOCK) pyproject.toml --group emulator --output-file tests/emulator/requirements.txt
 	$(LOCK) --group fuzz --output-file tests/fuzz/requirements.txt
 	$(LOCK) --group workflows --output-file .ci/workflows.txt
@@ -448,7 +448,7 @@ testkit-dist: $(STAMP) .venv-upload/.installed  ## build the wheel and the sourc
 ENVIRONMENTS ?= numba-0.65.0
 ENVIRONMENTS_OPTIONS ?=
 
-environments: $(STAMP)  ## install the wheel of dist/ beside other packages by pip's resolver, and use it; ENVIRONMENTS="jit python-3.12"
+environments: $(STAMP)  ## install the wheel of dist/ beside other packages by pip's resolver, and use it; ENVIRONMENTS="numba python-3.12"
 	test -e $(or $(WHEEL),dist) || $(MAKE) --no-print-directory dist
 	PYTHONPATH=tests $(BIN)/python -m environments $(ENVIRONMENTS_OPTIONS) $(or $(WHEEL),dist) $(ENVIRONMENTS)
 
@@ -480,7 +480,7 @@ $(DEMO_STAMP): pyproject.toml hatch_build.py requirements.txt .ci/demo.txt
 	@rm -r $(VENV)/torch
 	@$(PIP_DEMO) --requirement $(VENV)/demo.txt
 	@FASTRACK_WHEEL=pure $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	@$(BIN)/python -m pip check >$(VENV)/check.txt || $(BIN)/python -m pip install --no-build-isolation --editable ".[torch,demo,jit]"
+	@$(BIN)/python -m pip check >$(VENV)/check.txt || $(BIN)/python -m pip install --no-build-isolation --editable ".[torch,demo]" --group native
 	@touch $@
 
 # What is developed and tested with, ziglang left out.
@@ -488,7 +488,7 @@ $(STAMP): $(DEMO_STAMP) bench/pyproject.toml
 	@echo "Installing what is developed and tested with, in $(VENV): 0.4 GB to download, 1.3 GB on disk"
 	@sed '/^ziglang==/,/[^\\]$$/d' requirements.txt > $(VENV)/requirements.txt
 	$(BIN)/$(PIP_LOCKED) --requirement $(VENV)/requirements.txt
-	@FASTRACK_WHEEL=pure $(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[torch,demo,jit]" --editable ./bench --group dev
+	@FASTRACK_WHEEL=pure $(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[torch,demo]" --editable ./bench --group dev
 	@touch $@
 
 # Apart, as it is large: .venv of a machine with a C compiler does without.

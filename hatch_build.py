@@ -37,15 +37,18 @@ class MachineCode(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Make the native extension of a standard wheel and put it in, or that of an editable one in the checkout."""
         wheel = chosen_wheel()
+        # The kernels stand at the top of the repository, where they are read and tested, and travel inside the package.
+        sources = sorted(Path(self.root, "kernels").glob("*.*"))
+        build_data["force_include"] |= {str(path): f"{KERNELS}/{path.name}" for path in sources}
         if wheel == PURE:
             return
         if version == "editable":
-            generate(self.root, "fastrack._crypto.native")
+            generate(self.root, "fastrack_native")
             generate(self.root, "fastrack._devices.cuda.cubins")
             return
         made = Path(mkdtemp(prefix="fastrack-"), Path(MODULE).name)
         atexit.register(shutil.rmtree, made.parent)
-        generate(self.root, "fastrack._crypto.native", "--architecture", wheel, "--output", str(made))
+        generate(self.root, "fastrack_native", "--architecture", wheel, "--output", str(made))
         build_data["force_include"][str(made)] = MODULE
         kernels = made.parent / "kernels"
         if earlier := os.environ.get(EARLIER):
@@ -99,8 +102,9 @@ def tag_of(architecture: str) -> str:
 
 def generate(root: str, module: str, *options: str) -> None:
     """Run a generator of a source tree."""
-    # It leaves nothing in the tree but what it is asked for.
-    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    # It leaves nothing in the tree but what it is asked for. The generator of host code is beside the kernels.
+    path = os.pathsep.join([root, str(Path(root, "kernels")), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": path}
     subprocess.run(  # noqa: S603 - of this tree
         [sys.executable, "-m", module, *options], cwd=root, env=environment, check=True
     )

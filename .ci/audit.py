@@ -24,7 +24,7 @@ ENTRIES = {
     "SealedFile": "_files/reader.py",
     "to_device": "_transfer/api.py",
 }
-GENERATOR = "_crypto/native/"  # builds the native extension; it does not run where fastrack does
+GENERATOR = ROOT / "kernels" / "fastrack_native"  # makes the native extension, and is not where fastrack runs
 RELEASE = ("attest/", "grants/", "providers/", "_net/", "_service/", "_keys/")  # but for what the core needs of keys
 _QUIET = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 HEAD = """\
@@ -76,13 +76,13 @@ def main(argv: Sequence[str]) -> None:
 
 
 def rings() -> dict[str, list[Path]]:
-    """Return the files of each ring, and of the generator."""
+    """Return the files of each ring, and of the generator of the native extension."""
     paths = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
     core = _closure(paths)
-    generator = {name for name in paths if name.startswith(GENERATOR)} - core
     release = {name for name in paths if name.startswith(RELEASE)} - core
-    parts = {"core": core, "generator": generator, "release": release, "rest": {*paths} - core - generator - release}
-    return {part: [paths[name] for name in sorted(names)] for part, names in parts.items()}
+    parts = {"core": core, "release": release, "rest": {*paths} - core - release}
+    files = {part: [paths[name] for name in sorted(names)] for part, names in parts.items()}
+    return {**files, "generator": sorted(GENERATOR.glob("*.py"))}
 
 
 def make_page() -> str:
@@ -91,9 +91,9 @@ def make_page() -> str:
     entries = ", ".join(f"`{name}`" for name in ENTRIES)
     what = {
         "core": f"1 | `core`: all that {entries} import, late imports too",
-        "generator": " | the generator of the native extension, which only a build runs",
         "release": "2 | `release`: what lets a key out: evidence, policies, grants, and where keys are kept",
         "rest": "3 | the rest: loaders, models, folders, remote files, collectives, tours, the command line",
+        "generator": " | the generator of the native extension, which only a build runs: `kernels/fastrack_native/`",
     }
     text = HEAD + "".join(f"| {what[part]} | {_totals(paths)} |\n" for part, paths in parts.items())
     size = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in kernels)
@@ -103,7 +103,7 @@ def make_page() -> str:
     text += INVARIANTS
     for number, places in _invariants([_name(path) for path in parts["core"]]).items():
         text += f"| {number} | {', '.join(f'`{place}`' for place in places)} |\n"
-    for part in ("core", "generator", "release"):
+    for part in ("core", "release", "generator"):
         text += f"\n## Files of the {part}\n\n| file | what it is | code |\n|---|---|---:|\n"
         for path in parts[part]:
             summary = (ast.get_docstring(_parsed(path)) or "").partition("\n")[0].replace("|", "\\|")
@@ -184,7 +184,7 @@ def _file_of(place: str) -> str:
 
 
 def _name(path: Path) -> str:
-    return path.relative_to(PACKAGE).as_posix()
+    return path.relative_to(PACKAGE if path.is_relative_to(PACKAGE) else ROOT).as_posix()
 
 
 @cache

@@ -105,7 +105,7 @@ def kernels(path: Path) -> list[dict[str, Any]]:
 
 def made_with(code: bytes) -> dict[str, str]:
     """Return the versions that made a module, which its docstring has."""
-    found = re.search(rb'\{"sources": [^\0]*\}', code)
+    found = re.search(rb'\{"digests": [^\0]*\}', code)
     assert found, "expected the docstring of the module, found none"
     described = json.loads(found[0])
     return {name: described[name] for name in ("numba", "llvmlite", "llvm")}

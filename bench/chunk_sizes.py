@@ -36,11 +36,15 @@ class Copy:
         root = FOLDER / str(size)
         # Machine code that an earlier run has left there is kept if it is of these sources.
         ignored = shutil.ignore_patterns("__pycache__", "*.so")
-        shutil.copytree(ROOT / "fastrack", root / "fastrack", ignore=ignored, dirs_exist_ok=True)
+        for name in ("fastrack", "kernels"):
+            shutil.copytree(ROOT / name, root / name, ignore=ignored, dirs_exist_ok=True)
         source = root / "fastrack/format.py"
         source.write_text(source.read_text().replace(LINE, f"CHUNK_SIZE: Final = {size}"))
-        own = {"cwd": root, "env": {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{ROOT}"}}
-        subprocess.run([sys.executable, "-m", "fastrack._crypto.native"], check=True, stdout=sys.stderr, **own)
+        own = {
+            "cwd": root,
+            "env": {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [root, root / "kernels", ROOT]))},
+        }
+        subprocess.run([sys.executable, "-m", "fastrack_native"], check=True, stdout=sys.stderr, **own)
         command = [sys.executable, "-m", "bench.chunk_sizes", "--serve", str(size)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self._process = subprocess.Popen(command, text=True, bufsize=1, **pipes, **own)

@@ -17,8 +17,6 @@ from fastrack._util.public import lazy as _lazy
 
 __getattr__, __dir__ = _lazy(globals())
 
-_registry.COMPILERS["commands"] = "_devices.cuda.jit_commands:build_commands"
-_registry.COMPILERS["module"] = "_crypto.native.build:compile_here"
 _registry.WRAPPED |= {"load": "_keys.wrapped:WrappedKey.load", "id": "_keys.wrapped:wrapped_key_id"}
 _registry.PLACES |= {"check": "_devices.confidential:check", "bind": "_devices.confidential:bind_key"}
 _registry.REMOTE |= {"open": "_remote.remote_file:open_remote", "new": "_remote.upload:new_object"}

@@ -11,7 +11,7 @@ from pathlib import Path
 from fastrack._crypto import native
 from fastrack._crypto.base import Engine
 from fastrack._crypto.isa import INSTRUCTION_SETS, supported_instruction_sets
-from fastrack._crypto.native import ENGINE_VARIABLE, JIT
+from fastrack._crypto.native import ENGINE_VARIABLE
 from fastrack._crypto.workers import default_threads
 from fastrack._util.shown import shown
 from fastrack.errors import DeviceError
@@ -53,17 +53,14 @@ def selected_engine() -> SelectedEngine:
     names = available_engines()
     forced = os.environ.get(ENGINE_VARIABLE)
     problem = native.problem()
-    if forced == JIT and problem is not None:
-        raise DeviceError(problem)
     if forced:
-        name = names[0] if forced == JIT else forced
-        if name not in names:
+        if forced not in names:
             raise DeviceError(
                 f"{ENGINE_VARIABLE} cannot be used: expected an engine that this machine can run "
                 f"({', '.join(names)}), got {forced!r:.40}. Name one of these, or unset {ENGINE_VARIABLE}"
             )
-        _require_correct(name)
-        return SelectedEngine(name, forced=True)
+        _require_correct(forced)
+        return SelectedEngine(forced, forced=True)
     fault = _fault(names[0]) if problem is None else None
     if problem is not None:
         problem = f"{_place()}{problem}"

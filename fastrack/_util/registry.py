@@ -18,9 +18,6 @@ KEY_SOURCES: dict[str, str] = {}
 WRAPPERS: dict[str, str] = {}
 """Schemes of key wrappers, which are their providers in wrapped key files, with their classes."""
 
-COMPILERS: dict[str, str] = {}
-"""Functions that make machine code: the module in this process, and the parts that a device adds to it."""
-
 PLACES: dict[str, str] = {}
 """Functions about where keys may be used: "check" asks about a device, and "bind" has a key ask of GPUs."""
 

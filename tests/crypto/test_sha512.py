@@ -13,7 +13,7 @@ from helpers.cases import each
 from helpers.llvm import binding, ir
 
 from fastrack._crypto.isa import INSTRUCTION_SETS, supported_instruction_sets
-from fastrack._crypto.native import compiler, sha512_ir
+from fastrack_native import compiler, sha512_ir
 
 BLOCK = 128
 WIDTHS = {name: INSTRUCTION_SETS[name].width for name in supported_instruction_sets()}

@@ -30,8 +30,8 @@ needs_cpus = pytest.mark.skipif(workers.default_threads() < 2, reason="there is 
 def kernels():
     """Kernels that count what they do: `count_chunks`, at the end of a nap for each grain, and `know_roles`."""
     needs_compiler()
-    from fastrack._crypto.native.compiler import compiled
-    from fastrack._crypto.native.intrinsics import fetch_add, fetch_min, load, sleep
+    from fastrack_native.compiler import compiled
+    from fastrack_native.intrinsics import fetch_add, fetch_min, load, sleep
 
     @compiled
     def count_chunks(count: "int", log: "int", nap: "int", bad: "int", grain: "int", counters: "Counters") -> "None":  # noqa: F821

@@ -18,9 +18,9 @@ from helpers.llvm import binding, ir  # first, as it skips tests where there is 
 from fastrack._crypto import isa, message_keys, vector
 from fastrack._crypto.base import KeySchedule, check_buffers
 from fastrack._crypto.cobblestone import DERIVED_SIZE, chunks_between
-from fastrack._crypto.native import gcm_ir, gcm_ranges, gcm_reencrypt, hkdf_ir
 from fastrack.errors import ClosedError
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
+from fastrack_native import gcm_ir, gcm_ranges, gcm_reencrypt, hkdf_ir
 
 TRIPLE = "aarch64-unknown-linux-gnu"
 HARNESS = Path(__file__).parents[1] / "aarch64" / "harness.c"

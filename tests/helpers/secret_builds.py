@@ -14,10 +14,10 @@ from pathlib import Path
 from llvmlite import ir
 
 from fastrack._crypto.isa import INSTRUCTION_SETS, InstructionSet
-from fastrack._crypto.native import build, compiler, gcm_ir, gcm_widen
-from fastrack._crypto.native.intrinsics import at, put
-from fastrack._crypto.native.kernels_chunks import Array
-from fastrack._crypto.native.llvm import I64
+from fastrack_native import build, compiler, gcm_ir, gcm_widen
+from fastrack_native.intrinsics import at, put
+from fastrack_native.kernels_chunks import Array
+from fastrack_native.llvm import I64
 
 WIDE = "vaes-512-on-128"  # the code of the widest form, on instructions that valgrind emulates
 _TARGET = compiler.TARGETS["x86_64"]

@@ -39,7 +39,8 @@ def names_in(path):
 def has_code(reference):
     module, _, name = reference.partition(":")
     first, *parts = module.split(".")
-    path = ROOT.joinpath(*(["examples"] if first == "examples" else ["fastrack", first]), *parts)
+    top = {"examples": [], "fastrack_native": ["kernels"]}.get(first, ["fastrack"])
+    path = ROOT.joinpath(*top, first, *parts)
     return name in names_in(path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
 
 

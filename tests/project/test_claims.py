@@ -67,7 +67,6 @@ HELD = {
         "docs/dev/releasing.md": ["No version has been released yet"],
     },
     "that takes a machine of the kind, which the project has not": {
-        "docs/how-it-works.md": ["on macOS with `FASTRACK_ENGINE=jit`, which is untried"],
         "docs/quickstart.md": ["**macOS**: untested", "Windows itself is not supported"],
         "docs/remote.md": ["so its condition is sent, but untried"],
         "docs/threat-model.md": ["**This is untested.**"],

@@ -25,6 +25,7 @@ TURNED = [
     ("attest/_formats/x509.py", "from fastrack._sealed.tensor import SealedTensor"),
     ("errors.py", "from fastrack._util import fork"),
     ("_cli/measurements.py", "from fastrack_bench import toll"),
+    ("_crypto/engine.py", "from fastrack_native import compiler"),
 ]
 
 
@@ -42,6 +43,7 @@ def check(folder):
 def folder(tmp_path):
     copy_tree(ROOT / "fastrack", tmp_path / "fastrack")
     copy_tree(ROOT / "bench/fastrack_bench", tmp_path / "fastrack_bench")
+    copy_tree(ROOT / "kernels/fastrack_native", tmp_path / "fastrack_native")
     return tmp_path
 
 
@@ -73,7 +75,7 @@ def test_the_package_has_few_files_and_its_packages():
 
 def needs_of(folder):
     """Return the modules that each module names: imported late, only for types, and by texts too."""
-    tops = "fastrack", "fastrack_bench"
+    tops = "fastrack", "fastrack_bench", "fastrack_native"
     paths = {
         path.relative_to(folder).with_suffix("").parts: path for top in tops for path in (folder / top).rglob("*.py")
     }
@@ -140,6 +142,6 @@ def test_no_folder_has_more_files_than_a_listing_shows():
 
 def test_the_lines_of_each_part_are_within_what_was_agreed():
     # A change that needs more raises the number here, and says for what in its message.
-    agreed = {"fastrack": 72_120, "tests": 126_780, "bench": 17_410}
+    agreed = {"fastrack": 72_120, "tests": 126_780, "bench": 17_410, "kernels": 3_350}
     lines = {name: sum(len(path.read_text().splitlines()) for path in (ROOT / name).rglob("*.py")) for name in agreed}
     assert {name: count for name, count in lines.items() if count > agreed[name]} == {}

@@ -30,7 +30,7 @@ PARSER = re.compile(
 CALL = re.compile(rf"(?<![\w.])({PARSER.pattern})\(")
 OWN = {
     "_cli/attest/policy.py": "a policy, which its owner writes",
-    "_crypto/native/__init__.py": "the native extension",
+    "_crypto/native.py": "the native extension",
     "_devices/cuda/nvrtc.py": "kernels of the wheel",
     "_keys/wrapped.py": "a key file of one's own, of at most 64 KiB",
     "_models/foreign_code.py": "a model's own description, beside code that is run",

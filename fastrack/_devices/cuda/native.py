@@ -1,7 +1,7 @@
 """The native code of the CUDA device, which runs a list of commands by one call without the interpreter.
 
 It calls libcuda by the addresses of its functions, copies within host memory on several threads, and waits, so that a
-list takes the lock of a busy interpreter once. `jit_commands` has the loops.
+list takes the lock of a busy interpreter once. `kernels/fastrack_native` has the loops.
 """
 
 from __future__ import annotations

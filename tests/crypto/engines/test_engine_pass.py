@@ -85,7 +85,7 @@ def compile_pass(name):
     """Compile the code of an engine for a buffer of the caller: a function of plaintext to the last chunk, sealed."""
     form = engines.EMULATED.get(name) or INSTRUCTION_SETS[name]
     needs_compiler()
-    from fastrack._crypto.native import compiler, kernels_chunks
+    from fastrack_native import compiler, kernels_chunks
 
     variant = "/".join(map(str, form))
 
@@ -149,7 +149,7 @@ def _altered():
 @needs_vectors
 @pytest.mark.usefixtures("_altered")
 def test_a_chunk_with_another_tag_than_it_was_sealed_with_is_refused(monkeypatch):
-    from fastrack._crypto.native import gcm_reencrypt
+    from fastrack_native import gcm_reencrypt
 
     tag, tags = gcm_reencrypt._Reencryption.tag, []
 
@@ -170,7 +170,7 @@ def test_a_chunk_with_another_tag_than_it_was_sealed_with_is_refused(monkeypatch
 @needs_vectors
 @pytest.mark.usefixtures("_altered")
 def test_a_chunk_that_is_read_back_otherwise_is_refused(monkeypatch):
-    from fastrack._crypto.native.llvm import Emitter
+    from fastrack_native.llvm import Emitter
 
     load = Emitter.load
 

@@ -136,7 +136,7 @@ def test_a_vector_schedule_lies_on_a_cache_line_and_within_its_memory(vector_sch
     assert vector_schedule.address % 64 == 0
     assert memory.ctypes.data <= vector_schedule.address
     needs_compiler()
-    from fastrack._crypto.native import gcm_ir
+    from fastrack_native import gcm_ir
 
     assert gcm_ir._NONCE + 16 <= vector.SCHEDULE_SIZE
     used = vector_schedule.address - memory.ctypes.data + vector.SCHEDULE_SIZE

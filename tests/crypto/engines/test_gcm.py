@@ -9,7 +9,7 @@ from helpers.cases import each
 from helpers.llvm import binding, ir
 
 from fastrack._crypto.isa import INSTRUCTION_SETS, InstructionSet
-from fastrack._crypto.native import gcm_ir, gcm_ranges, gcm_reencrypt
+from fastrack_native import gcm_ir, gcm_ranges, gcm_reencrypt
 
 TRIPLE = "x86_64-unknown-linux-gnu"
 REGISTERS = {16: "xmm", 32: "ymm", 64: "zmm"}

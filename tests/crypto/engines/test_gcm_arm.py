@@ -9,7 +9,7 @@ from helpers.cases import each
 from helpers.llvm import binding, ir
 
 from fastrack._crypto.isa import INSTRUCTION_SETS
-from fastrack._crypto.native.gcm_ir import Variant, chunk_function
+from fastrack_native.gcm_ir import Variant, chunk_function
 
 pytestmark = pytest.mark.slow  # to compile the functions takes seconds
 VECTORS = 8  # that the main loop holds at a time

@@ -1,5 +1,6 @@
 """Test what the machine code has of instructions, by disassembling it: outside a form those of every CPU."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ import sys
 from pathlib import Path
 
 os.environ |= {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_OPT": "0"}
-from fastrack._crypto.native import build, compiler
+from fastrack_native import build, compiler
 
 Path(sys.argv[2]).write_bytes(build.make_object(compiler.TARGETS[sys.argv[1]], name="_native"))
 """
@@ -30,7 +31,8 @@ def make_code(tmp_path_factory):
     def make(architecture):
         pytest.importorskip("numba", reason="makes the machine code")
         path = tmp_path_factory.mktemp("code") / f"{architecture}.o"
-        subprocess.run([sys.executable, "-c", MAKE, architecture, path], check=True)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        subprocess.run([sys.executable, "-c", MAKE, architecture, path], check=True, env=environment)
         return path
 
     return make

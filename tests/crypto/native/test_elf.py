@@ -1,5 +1,6 @@
 """The file of the native extension: what the system's loader maps, links and protects."""
 
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -25,6 +26,7 @@ PyLong_FromLongLong PyModuleDef_Init PyObject_GetBuffer
 STABLE = set(STABLE.split())
 OLDEST_GLIBC = 2, 28  # of manylinux_2_28
 METH_FASTCALL = (0x80).to_bytes(4, "little")
+GENERATOR = Path(__file__).parents[3] / "kernels"
 MACHINES = {"x86_64": elf.X86_64, "aarch64": elf.AARCH64}
 
 
@@ -34,8 +36,8 @@ def make(architecture, folder):
     if find_spec("ziglang") is None:
         pytest.skip("needs ziglang")
     path = folder / f"{architecture}.so"
-    command = [sys.executable, "-m", "fastrack._crypto.native", "--architecture", architecture, "--output", path]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "fastrack_native", "--architecture", architecture, "--output", path]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": GENERATOR})
     return path
 
 

@@ -1,7 +1,6 @@
 """The native extension: made of the sources that are here, called safely, and the only thing that a process loads."""
 
 import json
-import re
 import sys
 from types import ModuleType
 
@@ -96,28 +95,38 @@ def test_a_first_transfer_loads_neither_numba_nor_llvmlite():
 
 def test_a_module_of_other_sources_is_refused(monkeypatch, tmp_path):
     module = native.load()
-    made = native.module_facts(module)
+    made = native.module_facts(module)["digests"]
+    for name in ("fastrack/_crypto/gather.py", "kernels/fastrack_native/gcm_ir.py"):
+        assert name in made
+    if not (native._ROOT / "kernels").is_dir():
+        pytest.skip("the sources of the native extension are in a checkout")
     assert native.is_of_these_sources(module)
-    assert "_crypto/native/gcm_ir.py" in made["sources"]
-    assert "_crypto/gather.py" in made["sources"]
-    assert "_devices/cuda/jit_commands.py" in made["sources"]
+    for name in made:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes((native._ROOT / name).read_bytes())
+    monkeypatch.setattr(native, "_ROOT", tmp_path)
+    assert native.is_of_these_sources(module)
+    for name in made:  # a change of any generator
+        text = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(text + b"\n")
+        assert not native.is_of_these_sources(module), name
+        (tmp_path / name).unlink()
+        assert not native.is_of_these_sources(module), name
+        (tmp_path / name).write_bytes(text)
+    for name in made:  # a package, which has no generator, and a program that is shipped without sources
+        if name.startswith("kernels/"):
+            (tmp_path / name).unlink()
+    assert native.is_of_these_sources(module)
+    (tmp_path / "fastrack/_crypto/gather.py").write_bytes(b"")
+    assert not native.is_of_these_sources(module)
+    for name in made:
+        (tmp_path / name).unlink(missing_ok=True)
+    assert native.is_of_these_sources(module)
 
-    package = tmp_path / "fastrack"
-    for name in made["sources"]:
-        (package / name).parent.mkdir(parents=True, exist_ok=True)
-        (package / name).write_bytes((native._PACKAGE / name).read_bytes())
-    monkeypatch.setattr(native, "_PACKAGE", package)
-    assert native.is_of_these_sources(module)
-    for name in made["sources"]:  # a change of any generator
-        text = (package / name).read_bytes()
-        (package / name).write_bytes(text + b"\n")
-        assert not native.is_of_these_sources(module), name
-        (package / name).unlink()
-        assert not native.is_of_these_sources(module), name
-        (package / name).write_bytes(text)
-    for name in made["sources"]:
-        (package / name).unlink()
-    assert native.is_of_these_sources(module)  # a program that is shipped without sources
+
+def test_a_module_that_does_not_name_its_sources_is_refused():
+    for text in (None, "{}", '{"sources": ["_crypto/native/gcm_ir.py"], "digest": "0"}'):
+        assert not native.is_of_these_sources(ModuleType("_native", text))
 
 
 @pytest.fixture
@@ -125,7 +134,7 @@ def another_module(monkeypatch):
     """Puts a module of other sources in the place of the native extension."""
 
     def put(**members):
-        stale = ModuleType("stale", json.dumps({"sources": ["_crypto/native/gcm_ir.py"], "digest": "0" * 64}))
+        stale = ModuleType("stale", json.dumps({"digests": {"fastrack/_crypto/gather.py": "0" * 64}}))
         vars(stale).update(members)
         monkeypatch.setitem(sys.modules, "fastrack._crypto._native", stale)
 
@@ -142,51 +151,22 @@ def test_what_is_refused_is_not_used_and_the_reason_is_given(another_module):
         native.functions()
 
 
-# What is compiled in a process
+# What is compiled
 
 
-@pytest.mark.nightly
-def test_a_process_may_compile_for_itself():
+def test_an_llvm_that_would_end_the_process_is_refused(monkeypatch):
     needs_compiler()
-    examine = "from fastrack._cli.commands.doctor import read_machine_code as read\n"
-    examine += "print(read()['path'], read()['made_by'])"
-    said = run_python(f"{FIRST_TRANSFER}\n{examine}", limit=240, FASTRACK_ENGINE="jit").splitlines()
-    engine, *loaded = said[0].split()
-    assert engine == (*isa.supported_instruction_sets(), "openssl")[0]
-    assert loaded == ["llvmlite", "numba"]
-    assert re.fullmatch(r"None numba [\d.]+, LLVM [\d.]+", said[1])
+    from fastrack_native import compiler
 
-
-@pytest.mark.parametrize(
-    ("code", "told"),
-    [
-        ("sys.modules['numba'] = None", r"=jit failed: .*numba.* Run `pip install 'fastrack-io\[jit\]'`"),
-        ("binding.llvm_version_info = (20, 1, 8)", "expected LLVM 22 or later, .* got LLVM 20.1.8. Install"),
-    ],
-)
-def test_what_cannot_compile_is_told_before_it_does(code, told):
-    needs_compiler()
-    said = run_python(
-        f"""
-import sys
-from llvmlite import binding
-{code}
-import fastrack
-import numpy as np
-try:
-    fastrack.seal(np.arange(5), fastrack.Key.generate())
-except fastrack.DeviceError as error:
-    print(error)
-""",
-        FASTRACK_ENGINE="jit",
-    )
-    assert re.search(told, said)
+    monkeypatch.setattr(compiler.binding, "llvm_version_info", (20, 1, 8))
+    with pytest.raises(RuntimeError, match=r"expected LLVM 22 or later, .* got LLVM 20.1.8. Install"):
+        compiler.target_machine(compiler.host_target())
 
 
 @pytest.mark.slow
 def test_code_that_could_raise_is_not_made():
     needs_compiler()
-    from fastrack._crypto.native.compiler import compiled
+    from fastrack_native.compiler import compiled
 
     def divide(a: "int", b: "int") -> "int":
         return a // b
@@ -198,7 +178,7 @@ def test_code_that_could_raise_is_not_made():
 @pytest.mark.slow
 def test_arguments_that_are_neither_integers_nor_addresses_are_refused():
     needs_compiler()
-    from fastrack._crypto.native.compiler import compiled
+    from fastrack_native.compiler import compiled
 
     def half(a: "float") -> "int":
         return int(a / 2)

@@ -12,7 +12,7 @@ from itertools import count, islice
 from llvmlite import ir
 
 from fastrack._crypto.isa import InstructionSet
-from fastrack._crypto.native.llvm import I32, I64, call, define, emit_loop, pointer
+from fastrack_native.llvm import I32, I64, call, define, emit_loop, pointer
 
 BLOCK_WORDS, STATE_WORDS = 16, 8  # of 64 bits
 

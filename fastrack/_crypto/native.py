@@ -1,14 +1,8 @@
-"""The native extension: the module `_native`, which is made of this package's sources when fastrack is built.
-
-With ``FASTRACK_ENGINE=jit`` a process compiles the same code for itself, for work on what makes it. Nothing else
-imports the other modules of this package, nor numba or llvmlite, which they use.
-"""
+"""The native extension: the module `_native`, which `kernels/fastrack_native` makes when fastrack is built."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable
 from functools import cache
 from hashlib import sha256
 from importlib import import_module
@@ -16,14 +10,12 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from fastrack._util.registry import COMPILERS, find
 from fastrack.errors import DeviceError
 
 ENGINE_VARIABLE = "FASTRACK_ENGINE"
-JIT = "jit"  # its value
 
 _MODULE = "fastrack._crypto._native"
-_PACKAGE = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[2]
 
 
 def functions(isa: str = "") -> Any:
@@ -61,8 +53,6 @@ def problem() -> str | None:
 
 @cache
 def _find() -> tuple[ModuleType | None, str | None]:
-    if os.environ.get(ENGINE_VARIABLE) == JIT:
-        return _compile()
     try:
         module = import_module(_MODULE)
     except ImportError as error:
@@ -74,33 +64,33 @@ def _find() -> tuple[ModuleType | None, str | None]:
     return module, None
 
 
-def _compile() -> tuple[ModuleType | None, str | None]:
-    try:
-        return find(COMPILERS["module"])(), None
-    except (ImportError, RuntimeError) as error:  # of numba, of llvmlite, and of what they cannot do
-        advice = "" if isinstance(error, RuntimeError) else ". Run `pip install 'fastrack-io[jit]'`"
-        return None, f"{ENGINE_VARIABLE}={JIT} failed: {error}{advice}"
-
-
 _ADVICE = (
     "Install a wheel, which there are for Linux on x86-64 and AArch64, or run `make native` in a checkout. "
-    f"{ENGINE_VARIABLE}=openssl chooses what is there, and {ENGINE_VARIABLE}={JIT} compiles, with numba"
+    f"{ENGINE_VARIABLE}=openssl chooses what is there"
 )
 
 
 def is_of_these_sources(module: ModuleType) -> bool:
-    """Return whether a module was made of the sources that are here. A program may be shipped without them."""
-    made = module_facts(module)
-    there = [name for name in made["sources"] if (_PACKAGE / name).is_file()]
-    return not there or made["digest"] == digest_of(made["sources"])
+    """Return whether a module was made of the sources that are here.
+
+    A package has those of the folder `fastrack`, a checkout those of `kernels` too, and a program may be shipped
+    without any: a folder of which nothing is here does not count.
+    """
+    made = module_facts(module).get("digests", {})
+    here = {name: digest_of(_ROOT / name) for name in made}
+    folders = {_folder_of(name) for name, digest in here.items() if digest is not None}
+    return bool(made) and all(here[name] == made[name] for name in made if _folder_of(name) in folders)
+
+
+def _folder_of(name: str) -> str:
+    return name.partition("/")[0]
 
 
 def module_facts(module: ModuleType) -> dict[str, Any]:
-    """Return what a native extension tells of itself: its sources, their digest, and what made it."""
+    """Return what a native extension tells of itself: the digests of its sources, and what made it."""
     return dict(json.loads(module.__doc__ or "{}"))
 
 
-def digest_of(sources: Iterable[str]) -> str:
-    """Return a digest of files of this package. One that is absent counts as empty."""
-    contents = ((_PACKAGE / name).read_bytes() if (_PACKAGE / name).is_file() else b"" for name in sources)
-    return sha256(b"".join(sha256(content).digest() for content in contents)).hexdigest()
+def digest_of(path: Path) -> str | None:
+    """Return a digest of a source, or None if it is absent."""
+    return sha256(path.read_bytes()).hexdigest() if path.is_file() else None

@@ -16,9 +16,9 @@ from llvmlite import ir
 
 from fastrack._crypto import base
 from fastrack._crypto.isa import InstructionSet
-from fastrack._crypto.native.gcm_ir import Variant, chunk_function, define_chunk, define_run, fill_zero
-from fastrack._crypto.native.llvm import I8, I16, I32, I64, VOID, call, emit_loop, pointer
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
+from fastrack_native.gcm_ir import Variant, chunk_function, define_chunk, define_run, fill_zero
+from fastrack_native.llvm import I8, I16, I32, I64, VOID, call, emit_loop, pointer
 
 _Ends = tuple[ir.Value, ir.Value]  # the addresses of values and of results
 _Widen = Callable[[ir.Value], ir.Value]  # returns a vector of values as BF16

@@ -6,10 +6,10 @@ from typing import Any
 
 from llvmlite import ir
 
-from fastrack._crypto.native.compiler import compiled_with_lock
-from fastrack._crypto.native.intrinsics import emitted, word_pointer
-from fastrack._crypto.native.kernels_chunks import Array
-from fastrack._crypto.native.llvm import I32, I64, call
+from fastrack_native.compiler import compiled_with_lock
+from fastrack_native.intrinsics import emitted, word_pointer
+from fastrack_native.kernels_chunks import Array
+from fastrack_native.llvm import I32, I64, call
 
 _AT_HWCAP = 16  # of getauxval: the instructions that the kernel lets programs use
 

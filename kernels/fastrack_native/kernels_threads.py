@@ -27,10 +27,10 @@ from __future__ import annotations
 from llvmlite import ir
 
 from fastrack._crypto import workers as layout
-from fastrack._crypto.native import intrinsics
-from fastrack._crypto.native.compiler import compiled
-from fastrack._crypto.native.intrinsics import at, call, emitted, exchange, load, now, put
-from fastrack._crypto.native.llvm import I64
+from fastrack_native import intrinsics
+from fastrack_native.compiler import compiled
+from fastrack_native.intrinsics import at, call, emitted, exchange, load, now, put
+from fastrack_native.llvm import I64
 
 _MASK_WORDS = 16  # of 64 CPUs each, as in `cpu_set_t`
 _FOLLOWS = 200_000  # nanoseconds

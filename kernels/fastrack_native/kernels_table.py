@@ -10,11 +10,11 @@ from typing import Any
 
 from fastrack._crypto import base
 from fastrack._crypto.isa import SCHEDULE_SIZE
-from fastrack._crypto.native import kernels_chunks
-from fastrack._crypto.native.compiler import compiled
-from fastrack._crypto.native.intrinsics import at, fetch_add, fetch_min
-from fastrack._crypto.native.kernels_chunks import BAD_OFFSET, Counters, _call, wipe
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
+from fastrack_native import kernels_chunks
+from fastrack_native.compiler import compiled
+from fastrack_native.intrinsics import at, fetch_add, fetch_min
+from fastrack_native.kernels_chunks import BAD_OFFSET, Counters, _call, wipe
 
 _schedule = kernels_chunks.memory_on_stack(SCHEDULE_SIZE)
 

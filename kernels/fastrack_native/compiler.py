@@ -19,8 +19,8 @@ from llvmlite import binding, ir
 from numba import cfunc, njit, types
 
 from fastrack._crypto.isa import INSTRUCTION_SETS, InstructionSet
-from fastrack._crypto.native.extension import INIT, METHODS, emit_module
-from fastrack._crypto.native.llvm import declare
+from fastrack_native.extension import INIT, METHODS, emit_module
+from fastrack_native.llvm import declare
 
 # The functions outside of the object code that it may call: those of the C library, and those of Python that the
 # wrappers call. Without a reference to others, a compiled function neither raises an exception nor allocates memory.
@@ -183,7 +183,7 @@ def require_llvm() -> None:
         version = ".".join(map(str, binding.llvm_version_info))
         raise RuntimeError(
             f"expected LLVM {_FIRST_LLVM[0]} or later, which numba 0.66 and later have, got LLVM {version}. "
-            "Install a later numba, or unset FASTRACK_ENGINE to use the code that is there"
+            "Install a later numba"
         )
 
 

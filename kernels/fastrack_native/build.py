@@ -1,4 +1,4 @@
-"""Make the native extension: a module for a platform, or one for this process.
+"""Make the native extension for a platform.
 
 zig's linker, or the linker of the system for this machine, makes a shared object of the object code.
 """
@@ -25,14 +25,14 @@ from llvmlite import binding
 
 from fastrack._crypto.isa import INSTRUCTION_SETS, InstructionSet
 from fastrack._crypto.native import digest_of, suffix_of
-from fastrack._crypto.native.compiler import Target, compile_functions, host_target, target_machine
-from fastrack._crypto.native.cpu_ir import build_cpu
-from fastrack._crypto.native.extension import METHODS
-from fastrack._crypto.native.kernels_chunks import build_runs
-from fastrack._crypto.native.kernels_plan import build_plans
-from fastrack._crypto.native.kernels_table import build_jobs
-from fastrack._crypto.native.kernels_threads import serve, share
-from fastrack._util.registry import COMPILERS, find
+from fastrack_native.compiler import Target, compile_functions, host_target, target_machine
+from fastrack_native.cpu_ir import build_cpu
+from fastrack_native.extension import METHODS
+from fastrack_native.kernels_chunks import build_runs
+from fastrack_native.kernels_commands import build_commands
+from fastrack_native.kernels_plan import build_plans
+from fastrack_native.kernels_table import build_jobs
+from fastrack_native.kernels_threads import serve, share
 
 GLIBC = "2.28"  # the oldest that a wheel is for, that of manylinux_2_28
 
@@ -40,7 +40,7 @@ GLIBC = "2.28"  # the oldest that a wheel is for, that of manylinux_2_28
 # the text is an error, which zig's linker takes for granted.
 _OPTIONS = ["-shared", "-nostdlib", "-Wl,-z,relro,-z,now,-z,noexecstack,-s,--build-id=none"]
 _LIBRARIES = ["-lc", "-lpthread"]
-_SOURCES = ("fastrack._crypto.", "fastrack._devices.cuda.", "fastrack.format")
+_SOURCES = ("fastrack._crypto.", "fastrack._devices.cuda.", "fastrack.format", "fastrack_native.")
 
 
 def functions_of_isa(name: str, isa: InstructionSet) -> dict[str, Any]:
@@ -50,8 +50,8 @@ def functions_of_isa(name: str, isa: InstructionSet) -> dict[str, Any]:
 
 
 def make_object(target: Target, *, name: str) -> bytes:
-    """Return the object code of the native module for a platform, or without a `name` that for this process."""
-    functions = {**build_cpu(target.architecture), **build_plans(), **find(COMPILERS["commands"])()}  # for every CPU
+    """Return the object code of the native module for a platform."""
+    functions = {**build_cpu(target.architecture), **build_plans(), **build_commands()}  # for every CPU
     isas = {isa: INSTRUCTION_SETS[isa] for isa in target.isas}
     for name_of_isa, isa in isas.items():
         functions |= functions_of_isa(name_of_isa, isa)
@@ -68,13 +68,13 @@ def make_object_of(
 
 def describe_sources() -> str:
     """Return what the module tells of itself. Its sources are what was imported to make it."""
-    package = Path(__file__).parents[2]
+    root = Path(__file__).parents[2]
     modules = [module for name, module in sys.modules.items() if name.startswith(_SOURCES)]
-    files = [Path(file).relative_to(package).as_posix() for module in modules if (file := module.__file__)]
-    sources = sorted(set(files) - {"_crypto/native/__main__.py"})
+    files = {Path(file).relative_to(root).as_posix() for module in modules if (file := module.__file__)}
+    digests = {name: digest_of(root / name) for name in sorted(files - {"kernels/fastrack_native/__main__.py"})}
     llvm = ".".join(map(str, binding.llvm_version_info))
     made = {"numba": numba.__version__, "llvmlite": llvmlite.__version__, "llvm": llvm}
-    return json.dumps({"sources": sources, "digest": digest_of(sources), **made})
+    return json.dumps({"digests": digests, **made})
 
 
 def load_here(code: bytes) -> ModuleType:
@@ -82,20 +82,13 @@ def load_here(code: bytes) -> ModuleType:
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), target_machine(host_target(), here=True))
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    made = ModuleType("fastrack-jit")
+    made = ModuleType("_native")
     table = ctypes.c_void_p(engine.get_global_value_address(METHODS))
     engine.detach()  # it owns the code, which worker threads run until the process ends
     add_functions = ctypes.pythonapi.PyModule_AddFunctions
     add_functions.argtypes = (ctypes.py_object, ctypes.c_void_p)
     add_functions(made, table)
     return made
-
-
-def compile_here() -> ModuleType:
-    """Return all machine code, compiled anew."""
-    module = load_here(make_object(host_target(), name=""))
-    module.__doc__ = describe_sources()
-    return module
 
 
 def link(code: bytes, target: Target, path: Path) -> str:

@@ -16,11 +16,11 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from fastrack._crypto.isa import InstructionSet
-from fastrack._crypto.native import gcm_ir, gcm_ranges, gcm_reencrypt, gcm_widen, hkdf_ir, llvm
-from fastrack._crypto.native.compiler import compiled, compiled_with_lock, declare_cipher
-from fastrack._crypto.native.intrinsics import at, emitted, fetch_add, fetch_min
 from fastrack._crypto.workers import BAD
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
+from fastrack_native import gcm_ir, gcm_ranges, gcm_reencrypt, gcm_widen, hkdf_ir, llvm
+from fastrack_native.compiler import compiled, compiled_with_lock, declare_cipher
+from fastrack_native.intrinsics import at, emitted, fetch_add, fetch_min
 
 BAD_OFFSET = BAD * 8  # in bytes
 _ROW_SIZE = 24  # bytes of a row of a plan's table

@@ -17,8 +17,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from fastrack._crypto.native import llvm
-from fastrack._crypto.native.llvm import I32, I64, pointer
+from fastrack_native import llvm
+from fastrack_native.llvm import I32, I64, pointer
 
 _CLOCK = 8 if sys.platform == "darwin" else 1  # CLOCK_UPTIME_RAW, CLOCK_MONOTONIC: that of `time.perf_counter_ns`
 _SIGNAL_WORDS = 16  # of `sigset_t`

@@ -22,8 +22,8 @@ from functools import cache, partial
 from llvmlite import ir
 
 from fastrack._crypto.isa import InstructionSet
-from fastrack._crypto.native.llvm import I1, I8, I32, I64, I128, VOID, Emitter, call, define, emit_loop, pointer
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
+from fastrack_native.llvm import I1, I8, I32, I64, I128, VOID, Emitter, call, define, emit_loop, pointer
 
 Builder = Callable[[ir.Function, "Variant"], None]  # emits the code of a function
 VectorAt = Callable[[int], ir.Value]  # returns the vector of a group at an index

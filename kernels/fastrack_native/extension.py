@@ -11,7 +11,7 @@ from functools import partial
 from llvmlite import ir
 
 from fastrack._crypto import workers
-from fastrack._crypto.native.llvm import I8, I32, I64, VOID, call, declare, pointer
+from fastrack_native.llvm import I8, I32, I64, VOID, call, declare, pointer
 
 METHODS = "fastrack_methods"  # the symbol of the table of the functions that Python calls
 INIT = "PyInit__native"

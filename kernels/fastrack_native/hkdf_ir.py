@@ -16,10 +16,10 @@ from llvmlite import ir
 
 from fastrack._crypto.cobblestone import DERIVED_SIZE, PREFIX_SIZE
 from fastrack._crypto.isa import InstructionSet
-from fastrack._crypto.native.gcm_ir import copy, fill_zero
-from fastrack._crypto.native.llvm import I8, I64, call, define, emit_loop, pointer
-from fastrack._crypto.native.sha512_ir import BLOCK_WORDS, STATE_WORDS, broadcast, compress_function, initial_state
 from fastrack.format import COMMITMENT_SIZE, HEADER_SIZE, NONCE_SIZE, SALT_SIZE
+from fastrack_native.gcm_ir import copy, fill_zero
+from fastrack_native.llvm import I8, I64, call, define, emit_loop, pointer
+from fastrack_native.sha512_ir import BLOCK_WORDS, STATE_WORDS, broadcast, compress_function, initial_state
 
 _DIGEST_SIZE = 8 * STATE_WORDS
 _BLOCK_SIZE = 8 * BLOCK_WORDS

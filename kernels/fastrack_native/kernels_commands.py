@@ -6,16 +6,16 @@ from typing import Any
 
 from llvmlite import ir
 
-from fastrack._crypto.native import intrinsics
-from fastrack._crypto.native.compiler import compiled, compiled_with_lock
-from fastrack._crypto.native.intrinsics import at, call, emitted, fetch_add, load, now, put
-from fastrack._crypto.native.kernels_chunks import Counters, Role, copy_bytes
-from fastrack._crypto.native.llvm import I32, I64
 from fastrack._crypto.workers import CALLER
 from fastrack._devices.cuda import commands as opcodes
 from fastrack._devices.cuda import native as layout
 from fastrack._devices.cuda.captures import THREAD_LOCAL
 from fastrack.format import SEALED_CHUNK_SIZE
+from fastrack_native import intrinsics
+from fastrack_native.compiler import compiled, compiled_with_lock
+from fastrack_native.intrinsics import at, call, emitted, fetch_add, load, now, put
+from fastrack_native.kernels_chunks import Counters, Role, copy_bytes
+from fastrack_native.llvm import I32, I64
 
 _NOT_READY, _IMPLICIT = 600, 906  # CUDA_ERROR_NOT_READY, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 _SPINS = 256

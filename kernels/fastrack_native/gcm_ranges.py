@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from fastrack._crypto.native import gcm_ir
-from fastrack._crypto.native.gcm_ir import _VECTORS, Variant, VectorAt, _Chunk, _Hashing, define_chunk
-from fastrack._crypto.native.llvm import I8, I64, define, emit_loop, pointer
+from fastrack_native import gcm_ir
+from fastrack_native.gcm_ir import _VECTORS, Variant, VectorAt, _Chunk, _Hashing, define_chunk
+from fastrack_native.llvm import I8, I64, define, emit_loop, pointer
 
 
 def ranges_function(module: ir.Module, variant: Variant, name: str) -> ir.Function:

@@ -1,4 +1,4 @@
-"""Make the module `_native`, unless there is one of these sources: ``python -m fastrack._crypto.native``."""
+"""Make the module `_native`, unless there is one of these sources: ``python -m fastrack_native``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 
 from fastrack._crypto import native
 
-PATH = Path(__file__).parents[1] / "_native.abi3.so"
+PATH = Path(__file__).parents[2] / "fastrack/_crypto/_native.abi3.so"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m fastrack._crypto.native", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m fastrack_native", description=__doc__)
     parser.add_argument("--architecture", default=platform.machine(), help="x86_64 or aarch64; by default this one")
     parser.add_argument("--output", type=Path, default=PATH, metavar="FILE", help="by default in the package")
     options = parser.parse_args()
@@ -28,8 +28,8 @@ def main() -> None:
         del os.environ[name]
     os.environ |= {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_OPT": "0"}
     print("making fastrack's native extension ...", flush=True)  # noqa: T201
-    from fastrack._crypto.native.build import link, make_object
-    from fastrack._crypto.native.compiler import TARGETS
+    from fastrack_native.build import link, make_object
+    from fastrack_native.compiler import TARGETS
 
     target = TARGETS[options.architecture]
     linker = link(make_object(target, name="_native"), target, options.output)

@@ -10,11 +10,11 @@ from numba import carray, types
 from numba.extending import intrinsic, register_jitable
 
 from fastrack._crypto import gather
-from fastrack._crypto.native.compiler import compiled
-from fastrack._crypto.native.intrinsics import fetch_add
-from fastrack._crypto.native.kernels_chunks import Array, Counters, copy_bytes
-from fastrack._crypto.native.llvm import I64
 from fastrack.format import SEALED_CHUNK_SIZE
+from fastrack_native.compiler import compiled
+from fastrack_native.intrinsics import fetch_add
+from fastrack_native.kernels_chunks import Array, Counters, copy_bytes
+from fastrack_native.llvm import I64
 
 for _function in filter(isfunction, vars(gather).values()):
     if _function.__module__ == gather.__name__:  # numba compiles those that are called here

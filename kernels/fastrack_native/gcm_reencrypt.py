@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from fastrack._crypto.native.gcm_ir import (
+from fastrack.format import CHUNK_SIZE
+from fastrack_native.gcm_ir import (
     _VECTORS,
     Variant,
     _Chunk,
@@ -21,8 +22,7 @@ from fastrack._crypto.native.gcm_ir import (
     define_run,
     fill_zero,
 )
-from fastrack._crypto.native.llvm import I64, emit_loop
-from fastrack.format import CHUNK_SIZE
+from fastrack_native.llvm import I64, emit_loop
 
 
 def reencrypt_function(module: ir.Module, variant: Variant, name: str) -> ir.Function:
