@@ -38,7 +38,7 @@ class MachineCode(BuildHookInterface[Any]):
         """Make the native extension of a standard wheel and put it in, or that of an editable one in the checkout."""
         wheel = chosen_wheel()
         # The kernels stand at the top of the repository, where they are read and tested, and travel inside the package.
-        sources = sorted(Path(self.root, "kernels").glob("*.*"))
+        sources = sorted(Path(self.root, "kernels").glob("*.cu*"))
         build_data["force_include"] |= {str(path): f"{KERNELS}/{path.name}" for path in sources}
         if wheel == PURE:
             return

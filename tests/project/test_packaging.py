@@ -104,7 +104,7 @@ def files_under(folder):
 
 
 def test_the_wheel_holds_every_module_the_kernels_the_command_and_the_licences(wheel):
-    names, kernels, folder = set(wheel.namelist()), [*(ROOT / "kernels").glob("*.*")], f"{DIST}.dist-info"
+    names, kernels, folder = set(wheel.namelist()), [*(ROOT / "kernels").glob("*.cu*")], f"{DIST}.dist-info"
     assert files_under("fastrack") <= names
     assert kernels
     for path in kernels:
@@ -340,7 +340,7 @@ def run_hook(hook, version):
     plugin = hook.MachineCode(str(ROOT), {}, None, None, "", "wheel")
     plugin.initialize(version, data)
     files = {target: Path(source).read_bytes() for source, target in data["force_include"].items()}
-    for path in (ROOT / "kernels").glob("*.*"):
+    for path in (ROOT / "kernels").glob("*.cu*"):
         assert files.pop(f"fastrack/kernels/{path.name}") == path.read_bytes()
     return data, files
 
