@@ -142,7 +142,7 @@ class Anchor:
             raise ValueError(f"least_version=: expected 0 or more, got {least_version}")
         state = _State(owner, lineage, least_version, None)
         with new_own_file(path) as file:
-            file.write(state.encode())
+            file.write(_FORM.write(state))
         return cls(path)
 
     @classmethod
@@ -238,7 +238,7 @@ class Anchor:
                 if stored.version <= state.version:
                     stored.require_before(manifest, self.path, self.path)
                     with new_file(self.path, succeeds=lambda old: _State.parse(old, self.path) == stored) as file:
-                        file.write(state.encode())
+                        file.write(_FORM.write(state))
         self._state = state
 
     def _reread(self) -> _State:
@@ -346,9 +346,6 @@ class _State:
             )
         if problem is not None:
             raise RollbackError(f"{path}: expected by {anchor} {problem}. Get the newest one from its owner", path=path)
-
-    def encode(self) -> bytes:
-        return _FORM.write(self)
 
     @classmethod
     def parse(cls, content: bytes, path: Path) -> Self:
