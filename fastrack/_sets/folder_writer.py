@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 import numpy as np
@@ -191,7 +191,7 @@ def seal_folder(
             if name in kept:
                 index.copy(name, path, progress, is_there=name in there)
                 continue
-            config = files.get(_beside(name, "config.json"))
+            config = files.get(str(PurePosixPath(name).with_name("config.json")))
             quantization = _quantization(config)
             target_file = _Target(index.place(name), owner, progress, name in there)
             entry, header = _seal(path, target_file, quantization, None if config is None else quantizer)
@@ -360,11 +360,6 @@ def _require_name(name: str, path: Path) -> bool:
     raise FormatError(
         f"{str(path)!r:.300}: expected a name of Unicode text without control characters and backslashes. Rename it"
     )
-
-
-def _beside(name: str, other: str) -> str:
-    folder, slash, _ = name.rpartition("/")
-    return f"{folder}{slash}{other}"
 
 
 def _quantization(config: Path | None) -> Mapping[str, Any] | None:
