@@ -221,7 +221,24 @@ class FolderIndex:
 
     def copy(self, name: str, path: Path, progress: Progress | None = None, *, is_there: bool = False) -> None:
         """Copy a file that stays plain, unless it is there, and list it."""
-        self._entries[name] = _copy(path, self.place(name), progress, is_there=is_there)
+        place = self.place(name)
+        report = progress or (lambda _: None)
+        if is_there:
+            entry = PlainEntry.of(path)
+            try:
+                report(len(entry.read(place)))
+            except AuthenticationError:
+                raise _is_other(place, path) from None
+        else:
+            digest, size, replaces = hashlib.sha256(), 0, isinstance(place, Path)
+            with open_regular(path) as file, open_target(place, path.stat().st_size, overwrite=replaces) as out:
+                while block := file.read(_BLOCK):
+                    digest.update(block)
+                    size += len(block)
+                    out.write(block)
+                    report(len(block))
+            entry = PlainEntry(size, digest.hexdigest())
+        self._entries[name] = entry
 
     def place_sealed(self, name: str, sealed: Path, header: bytes, path: Path, *, is_last: bool) -> None:
         """Give a sealed file of this machine its name, or its copy unless it `is_last`, and list it. It was `path`."""
@@ -229,14 +246,9 @@ class FolderIndex:
             os.replace(sealed, self.place(name))  # noqa: PTH105 - the folder may be an open descriptor
         else:
             self.copy(name, sealed)
-        self.add_sealed(name, header, path)
-
-    def add_sealed(self, name: str, header: bytes | None, path: Path) -> None:
-        """List a sealed file of the folder, which was `path`; its plain header, if it is one of safetensors."""
         with SealedFile(join(self._folder, name)) as file:
             entry = SealedEntry.of(file)
-            if header is not None:
-                _require_layout(header, entry, file, path)
+            _require_layout(header, entry, file, path)
         self.add(name, entry, header)
 
     def add(self, name: str, entry: SealedEntry, header: bytes | None) -> None:
@@ -409,14 +421,14 @@ class _Target:
         with SealedFile(self.place, file_id) as file:
             entry = SealedEntry.of(file)
             if entry.plain:  # the index would list what nothing has authenticated, and no source has had
-                raise self._is_other(path)
+                raise _is_other(self.place, path)
             if isinstance(self.place, Url):
                 # A store may answer with another file of the key. Of this id, which is new, one can only have the
                 # messages that were sealed above.
                 authenticate_headers(list(file.values()), KeyRing(self.key))
                 found = {name: tensor.context.scale for name, tensor in file.items()}
                 if found != {name: scales.get(name) for name in tensors} or file.metadata != metadata:
-                    raise self._is_other(path)
+                    raise _is_other(self.place, path)
             names = list(file) if header is None else _require_layout(header, entry, file, path)
             if self.is_there:
                 self._compare(path, file, header, names)
@@ -430,30 +442,7 @@ class _Target:
             for name in names:
                 write_plaintext(file[name], KeyRing(self.key), out, self.progress)
             if not out.is_same or source.read(1):
-                raise self._is_other(path)
-
-    def _is_other(self, path: Path) -> FormatError:
-        return _is_other(self.place, path)
-
-
-def _copy(path: Path, place: Location, progress: Progress | None, *, is_there: bool) -> PlainEntry:
-    """Copy a file, unless it is there."""
-    report = progress or (lambda _: None)
-    if is_there:
-        entry = PlainEntry.of(path)
-        try:
-            report(len(entry.read(place)))
-        except AuthenticationError:
-            raise _is_other(place, path) from None
-        return entry
-    digest, size, replaces = hashlib.sha256(), 0, isinstance(place, Path)
-    with open_regular(path) as file, open_target(place, path.stat().st_size, overwrite=replaces) as out:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-            size += len(block)
-            out.write(block)
-            report(len(block))
-    return PlainEntry(size, digest.hexdigest())
+                raise _is_other(self.place, path)
 
 
 def _is_other(place: Location, path: Path) -> FormatError:
