@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,27 +22,14 @@ from fastrack._util.locations import Location, Url
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
+if TYPE_CHECKING:
+    from fastrack._samples.readers import Source
+
 STORED = "stored already"
 """Why a file is left out that the dataset has."""
 
 _HAS_SAMPLES = "Append others (append=True), resume their source (resume=True), or choose another folder"
 _Name = tuple[str, str]  # of a file, after the column that has it: "" if shards tell it
-
-
-class Files(Protocol):
-    """The files of a source. `current` is the one of the last samples; `skipped` were left out, each for a reason.
-
-    classes : the number of each class, of a folder of such folders
-    """
-
-    paths: list[Path]
-    classes: dict[str, int]
-    notes: list[str]
-    current: Path
-    skipped: list[tuple[str, str]]
-
-    def name_of(self, path: Path) -> str:
-        """Return the name of a file, which its samples keep."""
 
 
 Batches = Iterator[tuple[str | None, Mapping[str, Any]]]
@@ -57,7 +43,7 @@ class Import:
     After an error too it tells how far it came.
     """
 
-    open_source: Callable[[Mapping[str, Column]], tuple[Files | None, Batches]]
+    open_source: Callable[[Mapping[str, Column]], tuple[Source | None, Batches]]
     folder: Location
     resume: bool = False
     append: bool = False
@@ -77,7 +63,7 @@ class Import:
     skipped: list[tuple[str, str]] = field(default_factory=list, init=False)  # files that were left out, and why
     _number: int = field(default=0, init=False)  # of the file that is read, among those of the source
     _classes: dict[str, int] = field(default_factory=dict, init=False)
-    _files: Files | None = field(default=None, init=False)
+    _files: Source | None = field(default=None, init=False)
     is_storing: bool = field(default=False, init=False)  # no longer comparing the source with what the folder has
     is_begun: bool = field(default=False, init=False)  # the folder has samples of this run
 
@@ -229,7 +215,7 @@ class Import:
     def _source(self) -> str:
         return "import_samples" if self._files is None or not self._files.paths else str(self._files.paths[0])
 
-    def _open(self, writer: ImportWriter) -> tuple[Files | None, Batches]:
+    def _open(self, writer: ImportWriter) -> tuple[Source | None, Batches]:
         files, batches = self.open_source(writer.there.columns)
         if files is not None and self._classes:
             self._require_classes(files.classes)
