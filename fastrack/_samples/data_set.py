@@ -64,11 +64,9 @@ class Headers:
         """Bytes of the files."""
         return sum(shard.size for shard in self.shards)
 
-    @contextmanager
-    def open(self, shard: Shard) -> Iterator[SealedFile]:
+    def open(self, shard: Shard) -> SealedFile:
         """Open a shard, which must still be the one whose header was read."""
-        with load_file(shard.path, file_id=shard.file_id, anchor=self.anchor) as file:
-            yield file
+        return load_file(shard.path, file_id=shard.file_id, anchor=self.anchor)
 
 
 def is_data_set(path: Path) -> bool:
