@@ -86,9 +86,6 @@ class Block:
             return cls(column, data, len(parts))
         return cls(column, data, len(parts), np.cumsum([0, *(part.size for part in parts)], dtype=np.int64))
 
-    def __len__(self) -> int:
-        return self.count
-
     def sizes(self) -> Indices | int:
         """Return the bytes that each sample takes in a shard: an array, or a number if it is the same for all."""
         if self.ends is None:
