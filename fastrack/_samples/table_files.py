@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -99,16 +100,11 @@ def _write_csv(file: Any, columns: dict[str, Column], batches: Batches, delimite
                 "with .jsonl or .parquet, or leave the column out (columns=, --columns)"
             )
     end, rows = "\r\n", list[str]()  # with this end a cell with either of its characters is quoted, on any Python
-    writer = csv.writer(SimpleNamespace(write=rows.append), delimiter=delimiter, lineterminator=end)
+    make = partial(csv.writer, SimpleNamespace(write=rows.append), delimiter=delimiter, lineterminator=end)
     # In a header a mark or another delimiter outside of quotes would have its meaning.
     has_marks = any(name.startswith("\ufeff") or set(name) & set(";\t") for name in columns)
-    header = csv.writer(
-        SimpleNamespace(write=rows.append),
-        delimiter=delimiter,
-        lineterminator=end,
-        quoting=csv.QUOTE_ALL if has_marks else csv.QUOTE_MINIMAL,
-    )
-    header.writerow(columns)
+    make(quoting=csv.QUOTE_ALL if has_marks else csv.QUOTE_MINIMAL).writerow(columns)
+    writer = make()
     for first, piece in _pieces(batches):
         cells = [_cells(name, columns[name], values, first) for name, values in piece.items()]
         writer.writerows(zip(*cells, strict=True))
@@ -152,10 +148,10 @@ def _write_objects(file: Any, columns: dict[str, Column], batches: Batches) -> N
 def _members(name: str, column: Column, values: Values, first: int) -> list[Any]:
     """Return values as JSON has them; text for those that it lacks."""
     members: list[Any]
+    mask = values.mask
     if column.shape is None and column.dtype == "U8" and not _is_list(column):
         members = list(_texts(name, values.block, first))
         if column.type == "json" or (_is_arrow(column) and arrow_types.kind_of(column)[1]):
-            mask = values.mask
             valid = [True] * len(members) if mask is None else mask
             try:
                 members = [json.loads(text) if there else None for text, there in zip(members, valid, strict=True)]
@@ -165,7 +161,6 @@ def _members(name: str, column: Column, values: Values, first: int) -> list[Any]
         members = _texts_of_arrow(name, values)
     else:
         members = _array_or_lists(name, column, values.block)
-    mask = values.mask
     return members if mask is None else [m if valid else None for m, valid in zip(members, mask, strict=True)]
 
 
