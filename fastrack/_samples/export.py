@@ -16,7 +16,6 @@ import numpy as np
 
 from fastrack._files.writer import Progress
 from fastrack._keys.keyring import KeyRing, KeySource
-from fastrack._samples.about import About
 from fastrack._samples.blocks import LABEL, PATH, VALID, Block, Column
 from fastrack._samples.data_set import opened_shard, read_headers
 from fastrack._samples.stored import DataSet, read_blocks, read_data_set
@@ -26,7 +25,7 @@ from fastrack._sets.load_file import resolve_anchor
 from fastrack._sets.manifest import is_name
 from fastrack._tensors import arrays
 from fastrack._util.atomic import new_file
-from fastrack._util.locations import Location, locate_local
+from fastrack._util.locations import locate_local
 from fastrack._util.new_folder import made_parents, new_folder
 from fastrack._util.public import public
 from fastrack._util.shown import list_names, shown
@@ -123,7 +122,9 @@ def export_samples(
             f"target: expected a suffix among {', '.join(FORMS)}, or none for a folder, got {shown(out.suffix, 20)}. "
             "Choose another name"
         )
-    samples = _Samples.open(locate_local(folder), ring, resolve_anchor(anchor), progress)
+    place, anchor = locate_local(folder), resolve_anchor(anchor)
+    read_headers(place, anchor)  # refuses copies, and with an anchor what its manifest does not list
+    samples = _Samples(read_data_set(place, ring), ring, anchor, progress)
     chosen = samples.choose(columns)
     write = FORMS.get(out.suffix.lower())
     if write is None:
@@ -131,7 +132,7 @@ def export_samples(
     else:
         with made_parents(out), new_file(out, mode=_FILE, overwrite=overwrite) as file:
             write(file, chosen, samples.values(chosen))
-    return samples.count
+    return samples.data.samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +143,6 @@ class _Samples:
     ring: KeyRing
     anchor: Anchor | None
     progress: Progress | None
-
-    @classmethod
-    def open(cls, folder: Path, ring: KeyRing, anchor: Anchor | None, progress: Progress | None) -> _Samples:
-        read_headers(folder, anchor)  # refuses copies, and with an anchor what its manifest does not list
-        return cls(read_data_set(folder, ring), ring, anchor, progress)
-
-    @property
-    def count(self) -> int:
-        return self.data.samples
 
     @property
     def files(self) -> list[tuple[str, int]]:
@@ -174,23 +166,21 @@ class _Samples:
         """Authenticate the shards one by one, and return the values of these columns in each."""
         names = list(columns)
         nulls = [name + VALID for name in names if self._tells_nulls(name + VALID)]
+        read = {name: self.data.columns[name] for name in (*names, *nulls)}
         for path, about in self.data.shards:
-            blocks = self._read(path, about, [*names, *nulls])
+            with opened_shard(path, about, self.ring, self.anchor) as file:
+                blocks = read_blocks(file, read, self.ring)
+            if self.progress is not None:
+                sizes = (
+                    block.data.size + (0 if block.ends is None else block.ends.nbytes) for block in blocks.values()
+                )
+                self.progress(sum(sizes))
             yield {name: Values(blocks[name], blocks.get(name + VALID)) for name in names}
 
     def _tells_nulls(self, name: str) -> bool:
         column = self.data.columns.get(name)
         is_mask = column is not None and (column.dtype, column.shape) == ("BOOL", ()) and name.endswith(VALID)
         return is_mask and name.removesuffix(VALID) in self.data.columns
-
-    def _read(self, path: Location, about: About, names: Sequence[str]) -> dict[str, Block]:
-        with opened_shard(path, about, self.ring, self.anchor) as file:
-            blocks = read_blocks(file, {name: self.data.columns[name] for name in names}, self.ring)
-        if self.progress is not None:
-            self.progress(
-                sum(block.data.size + (0 if block.ends is None else block.ends.nbytes) for block in blocks.values())
-            )
-        return blocks
 
 
 def _write_folder(samples: _Samples, columns: dict[str, Column], out: Path) -> None:
