@@ -237,8 +237,7 @@ def _block_of(array: Any) -> Block:
         return _records_of(array)
     if types.is_fixed_size_binary(kind) or (types.is_temporal(kind) and kind.bit_width == 128):
         width = kind.bit_width // 8
-        data = array.buffers()[1]
-        memory = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+        memory = np.frombuffer(array.buffers()[1] or b"", np.uint8)
         return Block(Column("U8", (width,)), memory[array.offset * width :][: len(array) * width], len(array))
     if types.is_temporal(kind):
         array = array.view(pa.int64() if kind.bit_width == 64 else pa.int32())
@@ -259,9 +258,9 @@ def _records_of(array: Any) -> Block:
     """Return an array of large_binary as records."""
     _, ends, data = array.buffers()
     offsets = np.frombuffer(ends, np.int64)[array.offset : array.offset + len(array) + 1] if len(array) else np.zeros(1)
-    memory = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
     start, stop = int(offsets[0]), int(offsets[-1])
-    return Block(Column("U8", None), memory[start:stop], len(array), offsets.astype(np.int64) - start)
+    memory = np.frombuffer(data or b"", np.uint8)[start:stop]
+    return Block(Column("U8", None), memory, len(array), offsets.astype(np.int64) - start)
 
 
 def _ends(sizes: Any) -> Any:
