@@ -50,13 +50,10 @@ Fetch = Callable[[int, Framework], Any]
 _Strides = tuple[int, ...]
 
 
-def encode_state(state: Any, path: str = "state") -> tuple[bytes, list[Any]]:
-    """Return the skeleton of a pytree, and the arrays that it refers to by number, each memory once.
-
-    Errors name an entry by its path below `path`.
-    """
+def encode_state(state: Any) -> tuple[bytes, list[Any]]:
+    """Return the skeleton of a pytree, and the arrays that it refers to by number, each memory once."""
     encoder = _Encoder()
-    document = {"checkpoint": _VERSION, "state": encoder.encode_value(state, path, 0)}
+    document = {"checkpoint": _VERSION, "state": encoder.encode_value(state, "state", 0)}
     return encode(document), encoder.arrays
 
 
