@@ -163,11 +163,9 @@ def open_checkpoint(file: SealedFile, ring: KeyRing, device: object = None) -> A
 
     def fetch(number: int, framework: Framework) -> Any:
         if number not in fetched:
+            message = find_message(file, str(number))
             on = target if framework == "torch" else None
-            fetched[number] = (
-                framework,
-                to_device(find_message(file, str(number)), on, keys=ring, framework=framework),
-            )
+            fetched[number] = framework, to_device(message, on, keys=ring, framework=framework)
         stored, opened = fetched[number]
         if stored != framework:
             raise FormatError(
