@@ -97,10 +97,8 @@ def stack(handles: Sequence[Any]) -> SealedRows:
     """Return one handle on several, with a new first dimension that counts them."""
     several = [TensorRows.of(handle) if isinstance(handle, SealedTensor) else handle for handle in handles]
     first = several[0]
-    if isinstance(first, DatasetRows):
-        stacked = first.stack(several)
-        if stacked is not None:
-            return stacked
+    if isinstance(first, DatasetRows) and (stacked := first.stack(several)) is not None:
+        return stacked
     for rows in several:
         if not isinstance(rows, SealedRows):
             raise TypeError(f"sealed rows of a batch: expected sealed rows in every sample, got {type(rows).__name__}")
