@@ -288,7 +288,7 @@ def _join(
             f"columns of samples: expected different names, got {', '.join(map(shown, names)):.300}. Rename a column"
         )
     if plain is not None:
-        plain.check()
+        plain.open()
     return CombinedDataset(parts, names, plain) if plain is not None or len(parts) > 1 else parts[0]
 
 

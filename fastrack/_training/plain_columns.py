@@ -35,7 +35,7 @@ class PlainColumns:
 
     def sample(self, rows: Row) -> dict[str, Any]:
         """Return a copy of the rows or windows of one sample, or of several stacked ones, by column."""
-        columns, framework = self._open(), arrays.default_framework()
+        columns, framework = self.open(), arrays.default_framework()
         flat = np.array([rows]) if isinstance(rows, int) else rows.reshape(-1)
         shards = np.searchsorted(self._ends, flat, side="right")
         starts = (flat - np.concatenate(([0], self._ends))[shards]) * self._step
@@ -51,11 +51,8 @@ class PlainColumns:
             sample[name] = arrays.from_bytes(result.reshape(-1), dtype, shape, framework)
         return sample
 
-    def check(self) -> None:
+    def open(self) -> dict[str, list[Bytes]]:
         """Open the columns. Raise if a file lacks one, or if one differs in length or kind from the others."""
-        self._open()
-
-    def _open(self) -> dict[str, list[Bytes]]:
         if self._columns is None:
             columns: dict[str, list[Bytes]] = {name: [] for name in self.names}
             counts = np.diff(self._ends, prepend=0).tolist()
