@@ -101,15 +101,14 @@ _Listed = tuple[Location, dict[str, int], bool]  # a folder, the sizes of files 
 def _list_remote(url: Url) -> _Listed | None:
     """List a folder or a pattern. Return None for a file."""
     pattern = is_pattern(url)
-    if not pattern and not url.full.endswith("/"):
+    may_be_file = not pattern and not url.full.endswith("/")
+    if may_be_file:
         if url.suffix or url.scheme in {"http", "https"}:
             return None
         url = Url(f"{url.full}/")
-        objects = list_objects(url)
-        if not objects:
-            return None  # a file without a suffix
-    else:
-        objects = list_objects(url)
+    objects = list_objects(url)
+    if may_be_file and not objects:
+        return None  # a file without a suffix
     if pattern and not objects:
         raise no_match(url)
     return split_pattern(url)[0], {name: size for name, size, _ in objects}, not pattern
