@@ -142,9 +142,7 @@ class Shards:
         """Return these shards restricted to `names`."""
         chosen = [self.names.index(name) for name in names]
         selected = Shards.__new__(Shards)
-        selected.paths, selected.key_id, selected.only_key = self.paths, self.key_id, self.only_key
-        selected._entries, selected.index = self._entries, self.index  # noqa: SLF001 - its own
-        selected.files = self.files
+        vars(selected).update(vars(self))
         selected.names = tuple(names)
         selected.contexts = [[contexts[column] for column in chosen] for contexts in self.contexts]
         selected.opened = [tensors and [tensors[column] for column in chosen] for tensors in self.opened]
