@@ -42,7 +42,6 @@ class Shard:
 class Headers:
     """The headers of a dataset, unauthenticated: shards, in order, and columns, with their bytes of plaintext."""
 
-    folder: Path
     key_id: str
     shards: tuple[Shard, ...]
     columns: dict[str, Column]
@@ -118,7 +117,7 @@ def read_headers(folder: Path, anchor: Anchor | None = None) -> Headers:
             for name in columns:
                 stored = [file[part].nbytes for part in (name, name + RECORDS, name + OFFSETS) if part in file]
                 sizes[name] = sizes.get(name, 0) + sum(stored)
-    return Headers(folder, key_id, tuple(shards.values()), columns, sizes, anchor)
+    return Headers(key_id, tuple(shards.values()), columns, sizes, anchor)
 
 
 def warning_of(data: DataSet, folder: Path) -> str | None:

@@ -54,7 +54,6 @@ class Import:
 
     samples: int = field(default=0, init=False)  # that the folder has
     before: int = field(default=0, init=False)  # that it had
-    run: int = field(default=0, init=False)  # number of the first sample of this run
     nbytes: int = field(default=0, init=False)  # of the samples that were read
     read: int = field(default=0, init=False)  # samples
     file: str = field(default="", init=False)  # of the samples that were read last
@@ -88,7 +87,6 @@ class Import:
                 self.before = writer.there.samples
                 self._require_beginning(writer)
                 expected = writer.resume() if self.resume and writer.there.shards else None
-                self.run = writer.run
                 leaves_out = self.skip_existing
                 if expected is not None:
                     leaves_out |= writer.there.shards[-1][1].left_out  # a run goes on as it began
