@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -258,8 +258,9 @@ def _write_table(
     file: Any, columns: dict[str, Column], batches: Batches, make: Callable[[Any, Any], Any], other: str
 ) -> None:
     pa = arrow_types.pyarrow()
-    stream, writer, table = _Stream(file), None, None
-    with _refused(pa, other, lambda: _unfit(table, make)), _closed(lambda: writer):
+    stream, table = _Stream(file), None
+    writer: Any = None
+    try:
         for batch in batches:
             parts = [
                 pa.RecordBatch.from_arrays(
@@ -272,31 +273,16 @@ def _write_table(
             if writer is None:
                 writer = make(pa.PythonFile(stream, mode="w"), table.schema)
             writer.write_table(table)
-
-
-@contextmanager
-def _closed(writer: Callable[[], Any]) -> Iterator[None]:
-    """Close a writer at the end of the block; after an error it writes an end that is thrown away."""
-    try:
-        yield
-    except BaseException:
-        with suppress(Exception):
-            writer().close()
-        raise
-    writer().close()
-
-
-@contextmanager
-def _refused(pa: Any, other: str, unfit: Callable[[], str]) -> Iterator[None]:
-    """Raise FormatError with the name of the column in the place of PyArrow's errors, whose text may have values."""
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
+        writer.close()
+    except BaseException as error:
+        with suppress(Exception):  # the end that it writes is thrown away
+            writer.close()
+        if not isinstance(error, (pa.ArrowException, OSError)) or getattr(error, "errno", None) is not None:
             raise
+        # In the place of PyArrow's errors, whose text may have values.
         raise FormatError(
-            f"exporting a table: {unfit()}: expected types and values that the format has, got others. Choose {other}, "
-            "or leave the column out (columns=, --columns)"
+            f"exporting a table: {_unfit(table, make)}: expected types and values that the format has, got others. "
+            f"Choose {other}, or leave the column out (columns=, --columns)"
         ) from None
 
 
