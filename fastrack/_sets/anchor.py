@@ -260,7 +260,16 @@ class Anchor:
         return manifest.entry(name_in_set(path, manifest_path), path)
 
     def _find_manifest(self, path: Path) -> Path:
-        return find_manifest(path) if self._manifest_path is None else self._manifest_path
+        """Return the manifest that was named, or that of a file or a folder: its own, or the nearest one above."""
+        if self._manifest_path is not None:
+            return self._manifest_path
+        manifest = manifest_path(path)
+        if manifest.exists():
+            return manifest
+        for folder in Path(os.path.abspath(path)).parents:  # noqa: PTH100 - `resolve` would follow links
+            if (folder / FOLDER_MANIFEST).exists():
+                return folder / FOLDER_MANIFEST
+        raise FileNotFoundError(errno.ENOENT, _MISSING, str(manifest))
 
     def _load(self, path: Path) -> Manifest:
         if self._manifest is None:
@@ -277,17 +286,6 @@ class Anchor:
 
 
 _MISSING = "no such manifest; `fastrack publish` writes one, and Anchor(manifest=) names one elsewhere"
-
-
-def find_manifest(path: Path) -> Path:
-    """Return the manifest of a file or a folder: its own, or the nearest one above."""
-    manifest = manifest_path(path)
-    if manifest.exists():
-        return manifest
-    for folder in Path(os.path.abspath(path)).parents:  # noqa: PTH100 - `resolve` would follow links
-        if (folder / FOLDER_MANIFEST).exists():
-            return folder / FOLDER_MANIFEST
-    raise FileNotFoundError(errno.ENOENT, _MISSING, str(manifest))
 
 
 def manifest_path(path: Path) -> Path:
