@@ -297,7 +297,13 @@ def _kept_after_errors(target: Url) -> Iterator[Url]:
 
 def files_to_seal(source: Path) -> dict[str, Path]:
     """Return the files of a folder by their names, in order. Refuse those that a sealed folder cannot have."""
-    files = {name: path for name, path in sorted(walk(source).items()) if _require_name(name, path)}
+    files = dict(sorted(walk(source).items()))
+    for name, path in files.items():
+        if not is_name(name):
+            raise FormatError(
+                f"{str(path)!r:.300}: expected a name of Unicode text without control characters and backslashes. "
+                "Rename it"
+            )
     if INDEX in files:
         raise FormatError(f"{source} is sealed already, as it has a {INDEX}; `fastrack unseal` opens it")
     for path in files.values():
@@ -364,14 +370,6 @@ def _models_in(names: Iterable[str]) -> tuple[set[str], set[str]]:
 def _is_below(name: str, folders: Iterable[str]) -> bool:
     """Return True if a file is in one of these folders or below it; the outermost one has no name."""
     return any(not folder or name.startswith(f"{folder}/") for folder in folders)
-
-
-def _require_name(name: str, path: Path) -> bool:
-    if is_name(name):
-        return True
-    raise FormatError(
-        f"{str(path)!r:.300}: expected a name of Unicode text without control characters and backslashes. Rename it"
-    )
 
 
 def _quantization(config: Path | None) -> Mapping[str, Any] | None:
