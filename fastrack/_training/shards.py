@@ -37,22 +37,19 @@ class Shards:
 
     def __init__(
         self,
-        paths: PathLike | Sequence[PathLike],
+        paths: Sequence[PathLike],
         names: Sequence[str] | None,
         file_ids: Sequence[str] | None = None,
         anchor: Anchor | None = None,
     ) -> None:
-        listed = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-        if not listed:
+        self.paths = [_absolute(locate(path)) for path in paths]
+        if not self.paths:
             raise ValueError("paths: expected one sealed file or more, got none")
-        self.paths = [_absolute(locate(path)) for path in listed]
-        self._entries: list[SealedEntry] | None = None
         self.index: Location | None = None  # which has authenticated the contexts
         self.only_key: str | None = None  # of all files, by an index or `file_ids`, which anybody can read
         self.files: dict[int, SealedFile] = {}
-        expected = _expected_ids(file_ids, len(listed))
-        if anchor is not None:
-            self._entries = [anchor.sealed_entry(path) for path in self.paths]
+        expected = _expected_ids(file_ids, len(self.paths))
+        self._entries = None if anchor is None else [anchor.sealed_entry(path) for path in self.paths]
         self.opened: list[list[SealedTensor] | None] = []
         self.contexts: list[list[MessageContext]] = []
         self.are_anchored = anchor is not None  # not in pickles, nor is the next
