@@ -52,10 +52,6 @@ class RowTable:
             vars(self)["_id"] = identify(self._ref)
         return int(vars(self)["_id"])
 
-    def table(self, start: int, stop: int) -> dict[str, Indices]:
-        """Return the columns of the samples from `start` to `stop`."""
-        return make_table(self.dataset_id, start, stop)
-
     def handles(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """Return handles on the samples of a table, by column, with the other columns of the table.
 

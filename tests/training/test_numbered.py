@@ -36,12 +36,16 @@ def records(tmp_path, key):
     return fastrack.SealedDataset.records(tmp_path / "r.safetensors", keys=key)
 
 
+def table_of(samples, start, stop):
+    return row_tables.make_table(samples.dataset_id, start, stop)
+
+
 def opened(batch, key):
     return fastrack.to_device(batch, keys=key, framework="numpy")
 
 
 def test_a_table_has_an_id_and_numbers_alone(data):
-    table = row_tables.RowTable(data).table(90, 130)
+    table = table_of(row_tables.RowTable(data), 90, 130)
     assert {name: (column.dtype, column.shape) for name, column in table.items()} == {
         "dataset": (np.dtype(np.int64), (40,)),
         "row": (np.dtype(np.int64), (40,)),
@@ -53,7 +57,7 @@ def test_a_table_has_an_id_and_numbers_alone(data):
 def test_rows_in_any_order_are_opened(data, key):
     samples = row_tables.RowTable(data)
     order = np.random.default_rng(0).permutation(300)
-    table = {name: column[order] for name, column in samples.table(0, 300).items()}
+    table = {name: column[order] for name, column in table_of(samples, 0, 300).items()}
     batch = opened(samples.handles({**table, "weight": order / 2, "id": order.astype(str)}), key)
     assert np.array_equal(batch["x"], X[order])
     assert np.array_equal(batch["y"], X[order, 0])
@@ -64,12 +68,12 @@ def test_rows_in_any_order_are_opened(data, key):
 
 def test_no_rows_are_an_empty_batch(data, key):
     samples = row_tables.RowTable(data)
-    assert opened(samples.handles(samples.table(5, 5)), key)["x"].shape == (0, 7)
+    assert opened(samples.handles(table_of(samples, 5, 5)), key)["x"].shape == (0, 7)
 
 
 def test_windows_are_samples_too(data, key):
     samples = row_tables.RowTable(data.windows("x", 3, 2))
-    batch = opened(samples.handles(samples.table(10, 12)), key)
+    batch = opened(samples.handles(table_of(samples, 10, 12)), key)
     assert np.array_equal(batch["x"], [X[20:23], X[22:25]])
 
 
@@ -104,8 +108,10 @@ def test_the_id_is_that_of_the_files_in_every_process(data, paths, key, tmp_path
 
 def test_rows_of_another_data_set_are_refused(data, paths):
     samples, other = row_tables.RowTable(data), row_tables.RowTable(fastrack.SealedDataset(paths[:1]))
-    mixed = {name: np.concatenate([column, other.table(0, 1)[name]]) for name, column in samples.table(0, 9).items()}
-    for table in (other.table(0, 5), mixed):
+    mixed = {
+        name: np.concatenate([column, table_of(other, 0, 1)[name]]) for name, column in table_of(samples, 0, 9).items()
+    }
+    for table in (table_of(other, 0, 5), mixed):
         with pytest.raises(fastrack.FormatError, match="this dataset"):
             samples.handles(table)
 
@@ -113,7 +119,7 @@ def test_rows_of_another_data_set_are_refused(data, paths):
 @pytest.mark.parametrize("row", [-1, 300, 2**62, -(2**63)])
 def test_numbers_that_no_sample_has_are_refused(data, row):
     samples = row_tables.RowTable(data)
-    table = samples.table(0, 3)
+    table = table_of(samples, 0, 3)
     table["row"][1] = row
     with pytest.raises(fastrack.FormatError, match=str(row)):
         samples.handles(table)
@@ -121,7 +127,7 @@ def test_numbers_that_no_sample_has_are_refused(data, row):
 
 def test_what_is_no_table_of_numbers_is_refused(data):
     samples = row_tables.RowTable(data)
-    table = samples.table(0, 3)
+    table = table_of(samples, 0, 3)
     wrong = [
         {},
         {"row": table["row"]},
@@ -150,7 +156,7 @@ def test_what_is_no_data_set_is_refused(paths):
 
 
 def test_neither_key_nor_data_travel(data, key):
-    for sent in (row_tables.RowTable(data), row_tables.RowTable(data).table(0, 300)):
+    for sent in (row_tables.RowTable(data), table_of(row_tables.RowTable(data), 0, 300)):
         pickled = pickle.dumps(sent)
         assert bytes(key.material()) not in pickled
         assert X[3].tobytes() not in pickled
@@ -160,8 +166,8 @@ def test_an_altered_file_is_refused_when_its_rows_are_opened(data, paths, key):
     samples = row_tables.RowTable(pickle.loads(pickle.dumps(data)))
     tamper_file(paths[1], "x", 60)
     with pytest.raises(fastrack.AuthenticationError):
-        opened(samples.handles(samples.table(150, 160)), key)
-    assert np.array_equal(opened(samples.handles(samples.table(0, 10)), key)["x"], X[:10])
+        opened(samples.handles(table_of(samples, 150, 160)), key)
+    assert np.array_equal(opened(samples.handles(table_of(samples, 0, 10)), key)["x"], X[:10])
 
 
 # Records. Their lengths are in no pickle.
@@ -175,9 +181,9 @@ def test_records_find_their_lengths_with_the_keys(records, key):
     restored = dataset.restore_dataset(DatasetHandle(layout), layout.shards, None)  # as in another process
     elsewhere = row_tables.RowTable(restored)
     with pytest.raises(TypeError):
-        opened(elsewhere.handles(elsewhere.table(3, 6)), key)
+        opened(elsewhere.handles(table_of(elsewhere, 3, 6)), key)
     found = elsewhere.with_lengths(ring)
-    batch = opened(found.handles(found.table(3, 6)), key)
+    batch = opened(found.handles(table_of(found, 3, 6)), key)
     assert batch["lengths"].tolist() == [3, 4, 5]
     assert batch["data"].tolist() == [[3, 4, 5, 0, 0], [6, 7, 8, 9, 0], [10, 11, 12, 13, 14]]
     assert found.dataset_id == elsewhere.dataset_id
@@ -203,7 +209,7 @@ def test_columns_of_several_kinds_are_numbered_and_a_transform_is_refused(tmp_pa
             writer.write({"text": "x" * index, "label": index})
     data = fastrack.SealedDataset(tmp_path / "data", keys=key)
     samples = row_tables.RowTable(data)
-    handles = samples.handles(samples.table(3, 7))
+    handles = samples.handles(table_of(samples, 3, 7))
     assert fastrack.unseal(handles["label"], key, framework="numpy").tolist() == [3, 4, 5, 6]
     assert handles["text.lengths"].tolist() == [3, 4, 5, 6]
     stored = pickle.dumps(samples)
@@ -211,6 +217,6 @@ def test_columns_of_several_kinds_are_numbered_and_a_transform_is_refused(tmp_pa
     del data, samples, handles
     elsewhere = pickle.loads(stored).with_lengths(fastrack.KeyRing(key))
     assert elsewhere.dataset_id == number
-    assert elsewhere.handles(elsewhere.table(3, 7))["text.lengths"].tolist() == [3, 4, 5, 6]
+    assert elsewhere.handles(table_of(elsewhere, 3, 7))["text.lengths"].tolist() == [3, 4, 5, 6]
     with pytest.raises(ValueError, match="transform="):
         row_tables.RowTable(fastrack.SealedDataset(tmp_path / "data", keys=key, transform=len))

@@ -156,9 +156,10 @@ def test_a_key_does_not_travel(data, key, key_file):
 
 
 def batch_of(data):
-    from fastrack._training.row_tables import RowTable
+    from fastrack._training.row_tables import RowTable, make_table
 
-    return {name: torch.from_numpy(column) for name, column in RowTable(data).table(0, 3).items()}
+    table = make_table(RowTable(data).dataset_id, 0, 3)
+    return {name: torch.from_numpy(column) for name, column in table.items()}
 
 
 def test_what_is_no_data_set_is_refused(path):
