@@ -15,8 +15,7 @@ from fastrack._documents.strict import parse_strict
 from fastrack._files.reader import SealedFile
 from fastrack._keys.keyring import KeyRing
 from fastrack._sealed.file_header import ABOUT
-from fastrack._sealed.messages import OpenMessage
-from fastrack._tensors import arrays
+from fastrack._sealed.seal import unseal
 from fastrack._tensors.arrays import Bytes
 from fastrack.errors import FormatError
 
@@ -103,7 +102,5 @@ def read_about(file: SealedFile, keys: KeyRing) -> About | None:
     tensor = file[ABOUT]
     if tensor.dtype != "U8" or len(tensor.shape) != 1:
         raise FormatError(f"{file.path}: expected {ABOUT} as a vector of bytes, got another tensor. Get it again")
-    content = arrays.empty_bytes(tensor.nbytes)
-    with OpenMessage(tensor, keys) as message:
-        message.read(content)
-    return About.decode(content.tobytes(), Path(str(file.path)))
+    content = unseal(tensor, keys, framework="numpy").tobytes()
+    return About.decode(content, Path(str(file.path)))
