@@ -29,14 +29,12 @@ _NUL = "expected text, got a NUL byte. Save the file as text in UTF-8, or leave 
 def lines_of(path: Path) -> Iterator[bytes]:
     """Return the lines of a file in UTF-8, without their ends and without a byte-order mark."""
     with io.BufferedReader(open_regular(path)) as file:
-        encoding = skip_mark(file)
+        encoding, lines = skip_mark(file), iter(file)
         if encoding != "utf-8":
-            with _refusing(path, encoding), io.TextIOWrapper(file, encoding, newline="\n") as decoded:
-                for text in decoded:
-                    yield text.encode().removesuffix(b"\n").removesuffix(b"\r")
-            return
-        for line in file:
-            yield line.removesuffix(b"\n").removesuffix(b"\r")
+            lines = map(str.encode, io.TextIOWrapper(file, encoding, newline="\n"))
+        with _refusing(path, encoding):
+            for line in lines:
+                yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
 def read_lines(path: Path, *, keep_empty: bool = True) -> Iterator[list[Line]]:
