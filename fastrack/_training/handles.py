@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from typing import Any, overload
 from weakref import WeakValueDictionary, ref
 
@@ -26,8 +25,8 @@ from fastrack._sealed.message_headers import authenticate_headers, authenticate_
 from fastrack._sealed.seal import unseal
 from fastrack._sealed.tensor import MessageRanges, SealedRows, SealedTensor
 from fastrack._tensors import arrays, dtypes
-from fastrack._training.plain_columns import PlainColumns, Row
-from fastrack._training.shards import Shards
+from fastrack._training.plain_columns import PlainColumns
+from fastrack._training.shards import Row, Shards, by_shard
 from fastrack._util.pickles import unpickle
 from fastrack.errors import ClosedError, FormatError, UnknownKeyError
 
@@ -402,7 +401,7 @@ class EvenLayout:
             opened = self.shards.opened[0]
             tensor = self.shards.tensor(0, spec.index) if opened is None else opened[spec.index]
             return (MessageRanges(tensor, EvenRanges(flat, spec.stride, spec.size)),)
-        parts = _by_shard(self.ends, rows)
+        parts = by_shard(self.ends, rows)
         self.shards.require_open(shard for shard, _, _ in parts)
         return [
             MessageRanges(
@@ -443,7 +442,7 @@ class RecordLayout:
     def slices_at(self, rows: Row, places: Indices) -> Sequence[MessageRanges]:
         """Return the slices of records that go to `places`, in elements, in the result."""
         width = dtypes.nbytes(self.dtype(0), (1,))
-        parts = _by_shard(self.ends, rows)
+        parts = by_shard(self.ends, rows)
         self._require_offsets(parts)
         return [
             MessageRanges(
@@ -473,7 +472,7 @@ class RecordLayout:
     def lengths(self, rows: Row) -> Indices:
         """Return the number of elements of each record."""
         lengths = np.zeros(1 if isinstance(rows, int) else rows.size, np.int64)
-        parts = _by_shard(self.ends, rows)
+        parts = by_shard(self.ends, rows)
         self._require_offsets(parts)
         for shard, local, order in parts:
             offsets = self._offsets_of(shard)
@@ -584,17 +583,3 @@ def _column(index: int, context: MessageContext, window: tuple[int, ...], step: 
     if rest:
         raise TypeError(f"{context.name!r:.200}: expected rows of whole bytes, got elements of less. Open it whole")
     return EvenColumn(index, context.dtype, (*window, *context.shape[1:]), step * row, math.prod(window) * row)
-
-
-def _by_shard(ends: Indices, rows: Row) -> list[tuple[int, Indices, Indices]]:
-    """Return, for each file with some of the rows, its index, the rows within it, and their positions in `rows`."""
-    flat = np.array([rows]) if isinstance(rows, int) else rows.reshape(-1)
-    if ends.size == 1:
-        return [(0, flat, np.arange(flat.size))]
-    shards = np.searchsorted(ends, flat, side="right")
-    order = np.argsort(shards, kind="stable")
-    shards = shards[order]
-    local = flat[order] - np.concatenate([[0], ends])[shards]
-    bounds = [0, *(np.flatnonzero(shards[1:] != shards[:-1]) + 1).tolist(), flat.size]
-    parts = [(local[first:stop], order[first:stop]) for first, stop in pairwise(bounds) if first < stop]
-    return [(shard, *part) for shard, part in zip(np.unique(shards).tolist(), parts, strict=True)]

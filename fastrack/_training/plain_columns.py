@@ -9,11 +9,9 @@ import numpy as np
 from fastrack._sealed.indexing import Indices
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
-from fastrack._training.shards import Shards
+from fastrack._training.shards import Row, Shards, by_shard
 from fastrack._util.pickles import unpickle
 from fastrack._util.shown import list_names, shown
-
-Row = int | Indices
 
 
 class PlainColumns:
@@ -36,17 +34,14 @@ class PlainColumns:
     def sample(self, rows: Row) -> dict[str, Any]:
         """Return a copy of the rows or windows of one sample, or of several stacked ones, by column."""
         columns, framework = self.open(), arrays.default_framework()
-        flat = np.array([rows]) if isinstance(rows, int) else rows.reshape(-1)
-        shards = np.searchsorted(self._ends, flat, side="right")
-        starts = (flat - np.concatenate(([0], self._ends))[shards]) * self._step
+        parts = by_shard(self._ends, rows)
         window = () if self._size is None else (self._size,)
         sample = {}
         for name, files in columns.items():
             dtype, row = self._kinds[name]
-            result = np.empty((flat.size, *(window or (1,)), dtypes.nbytes(dtype, row)), np.uint8)
-            for shard in np.unique(shards).tolist():
-                chosen = np.flatnonzero(shards == shard)
-                result[chosen] = files[shard][starts[chosen, None] + np.arange(self._size or 1)]
+            result = np.empty((np.size(rows), *(window or (1,)), dtypes.nbytes(dtype, row)), np.uint8)
+            for shard, local, order in parts:
+                result[order] = files[shard][local[:, None] * self._step + np.arange(self._size or 1)]
             shape = (*(() if isinstance(rows, int) else rows.shape), *window, *row)
             sample[name] = arrays.from_bytes(result.reshape(-1), dtype, shape, framework)
         return sample

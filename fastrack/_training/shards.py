@@ -6,6 +6,7 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ from fastrack._files.reader import SealedFile
 from fastrack._samples.blocks import OFFSETS, RECORDS
 from fastrack._sealed.contexts import MessageContext
 from fastrack._sealed.file_header import ABOUT
+from fastrack._sealed.indexing import Indices
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._util.locations import Location, Url, locate
 from fastrack._util.pickles import unpickle
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 _PARALLEL = 32  # remote files that are opened in parallel
 
 PathLike = str | os.PathLike[str]
+Row = int | Indices
 _Column = tuple[str, str, tuple[int, ...], bytes, bytes]  # name, dtype, shape of a row, numbers of rows, file ids
 _ID_SIZE = 16
 
@@ -258,3 +261,17 @@ def columns_in(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
     columns = dict.fromkeys(name.removesuffix(RECORDS) for name in names if name not in offsets)
     there = set(names)
     return {name: (name,) if name in there else (name + RECORDS, name + OFFSETS) for name in columns}
+
+
+def by_shard(ends: Indices, rows: Row) -> list[tuple[int, Indices, Indices]]:
+    """Return, for each file with some of the rows, its index, the rows within it, and their positions in `rows`."""
+    flat = np.array([rows]) if isinstance(rows, int) else rows.reshape(-1)
+    if ends.size == 1:
+        return [(0, flat, np.arange(flat.size))]
+    shards = np.searchsorted(ends, flat, side="right")
+    order = np.argsort(shards, kind="stable")
+    shards = shards[order]
+    local = flat[order] - np.concatenate([[0], ends])[shards]
+    bounds = [0, *(np.flatnonzero(shards[1:] != shards[:-1]) + 1).tolist(), flat.size]
+    parts = [(local[first:stop], order[first:stop]) for first, stop in pairwise(bounds) if first < stop]
+    return [(shard, *part) for shard, part in zip(np.unique(shards).tolist(), parts, strict=True)]
