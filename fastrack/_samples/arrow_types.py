@@ -39,16 +39,15 @@ def pyarrow() -> Any:
     return pa
 
 
-def from_arrow(name: str, array: Any, *, has_inner_nulls: bool = False, kind: Any = None) -> tuple[Block, Mask | None]:
+def from_arrow(name: str, array: Any, kind: Any, *, has_inner_nulls: bool) -> tuple[Block, Mask | None]:
     """Return the values of a column of Arrow, and which of them are no nulls; None if all are.
 
+    kind : the type to store them as: that of the array, or one that `join_kinds` returned
     has_inner_nulls : whether lists of this column have nulls in them, in any batch: then they are stored as JSON
-    kind : the type to store them as, one that `join_kinds` returned; by default that of the array
 
     Raise FormatError if Arrow's type cannot be stored.
     """
-    array, kind = (array, array.type) if kind is None else (_cast(name, array, kind), kind)
-    array = _plain(array)
+    array = _plain(_cast(name, array, kind))
     if pyarrow().types.is_decimal(array.type):
         array = array.cast(pyarrow().string()).cast(pyarrow().large_binary())
     valid = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None

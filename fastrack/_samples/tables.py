@@ -179,7 +179,7 @@ def read_arrays(arrays: Mapping[str, Any], survey: Survey) -> dict[str, Block]:
                 "import files, a table or a list, which are read twice"
             )
         block, valid = _files_of(name, array, survey.follow_paths) or from_arrow(
-            name, array, has_inner_nulls=name in survey.in_lists, kind=survey.kind_for(name, array)
+            name, array, survey.kind_for(name, array), has_inner_nulls=name in survey.in_lists
         )
         columns[name] = block
         if name in survey.columns:

@@ -116,7 +116,7 @@ def test_values_of_every_type_come_back(name):
     array = EVERY_KIND[name]
     for table in (pa.table({"x": array}), pa.table({"x": array[:1]}), pa.table({"x": array[1:]})):
         assert_equal(back(table), table)
-    block, valid = arrow_types.from_arrow("x", array[:0], has_inner_nulls=arrow_types.nulls_in(array)[1])
+    block, valid = arrow_types.from_arrow("x", array[:0], array.type, has_inner_nulls=arrow_types.nulls_in(array)[1])
     assert arrow_types.to_arrow("x", block, valid).equals(array[:0])
 
 
@@ -227,8 +227,9 @@ def test_offsets_out_of_range_are_refused():
 
 @each("name", EVERY_KIND)
 def test_bytes_that_are_no_values_of_their_type_are_refused(name):
-    _, has_inner_nulls = arrow_types.nulls_in(EVERY_KIND[name])
-    block, valid = arrow_types.from_arrow("x", EVERY_KIND[name], has_inner_nulls=has_inner_nulls)
+    array = EVERY_KIND[name]
+    _, has_inner_nulls = arrow_types.nulls_in(array)
+    block, valid = arrow_types.from_arrow("x", array, array.type, has_inner_nulls=has_inner_nulls)
     rng = np.random.default_rng(0)
     for _ in range(20):
         data = rng.integers(0, 256, max(0, block.data.size + int(rng.integers(-3, 3))), np.uint8)
