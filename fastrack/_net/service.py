@@ -6,6 +6,7 @@ import json
 import os
 import ssl
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from http.client import HTTPException
 from typing import Any
@@ -49,28 +50,20 @@ class Service:
                     pass
                 self._tls.load_cert_chain(certificate, private_key)
 
-    def post(self, path: str, body: bytes, *, limit: int, end: float) -> tuple[int, bytes]:
-        """Send a document, and return the status and the content of the answer, before `end` on the monotonic clock.
+    def exchange(
+        self, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None, *, limit: int, end: float
+    ) -> Answer:
+        """Post a document, or get one if there is none to send, and return the answer before `end`, a monotonic time.
 
-        The content has at most a byte more than `limit`, or than an error may have. No proxy is asked, and no redirect
+        Its body has at most a byte more than `limit`, or than an error may have. No proxy is asked, and no redirect
         followed.
         """
-        answer = self.exchange(path, body, {}, limit=limit, end=end)
-        return answer.status, answer.body
-
-    def get(self, path: str, *, limit: int, end: float) -> tuple[int, bytes]:
-        """Ask for a document, and return what `post` returns, by the same rules."""
-        answer = self.exchange(path, None, {}, limit=limit, end=end)
-        return answer.status, answer.body
-
-    def exchange(self, path: str, body: bytes | None, headers: dict[str, str], *, limit: int, end: float) -> Answer:
-        """Post a document with headers, or get one if there is none to send, and return the answer, by these rules."""
         address = self.address._replace(path=path)
         message = f"asking {self._name} at {address.netloc} failed: expected an answer"
-        headers = headers if body is None else {"Content-Type": "application/json", **headers}
+        told = {} if body is None else {"Content-Type": "application/json", **(headers or {})}
         connection = Connection(address, max(end - time.monotonic(), 0.001), self._tls, is_direct=True)
         try:
-            return connection.exchange(address, headers, body, limit=max(limit, _ERROR_LIMIT), end=end)
+            return connection.exchange(address, told, body, limit=max(limit, _ERROR_LIMIT), end=end)
         except (HTTPException, TransientError) as error:
             raise ConnectionError(f"{message} in HTTP, got {error!r:.80}. Check the address, and try again.") from error
         except TimeoutError:

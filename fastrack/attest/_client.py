@@ -101,7 +101,7 @@ def ask_broker(
 def _post(
     broker: Service, path: str, body: bytes, limit: int, end: float, headers: dict[str, str] | None = None
 ) -> Answer:
-    answer = broker.exchange(path, body, headers or {}, limit=limit, end=end)
+    answer = broker.exchange(path, body, headers, limit=limit, end=end)
     if answer.status == 200 and len(answer.body) <= limit:
         return answer
     raise _describe_refusal(path, answer.status, answer.body)

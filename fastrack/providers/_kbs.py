@@ -79,7 +79,7 @@ class KbsResource:
         """Return the content of the resource."""
         service = self._service()
         try:
-            status, content = service.get(self._path, limit=_LIMIT, end=time.monotonic() + SECONDS)
+            answer = service.exchange(self._path, limit=_LIMIT, end=time.monotonic() + SECONDS)
         except TimeoutError:
             got, advice = f"none in {SECONDS:g} s", "See the logs of the hub and of the KBS, and try again"
         except OSError as error:
@@ -88,12 +88,12 @@ class KbsResource:
             if error.errno is None:  # of the answer, not of the connection
                 got, advice = "a part, or none in HTTP", f"Try again, or correct {ADDRESS_VARIABLE}"
         else:
-            if status == 200 and len(content) <= _LIMIT:
-                return content
-            got, advice = f"status {status}", _BY_STATUS.get(status, f"Correct {ADDRESS_VARIABLE}")
-            if status == 200:
+            if answer.status == 200 and len(answer.body) <= _LIMIT:
+                return answer.body
+            got, advice = f"status {answer.status}", _BY_STATUS.get(answer.status, f"Correct {ADDRESS_VARIABLE}")
+            if answer.status == 200:
                 got, advice = f"more than {_LIMIT} bytes", "Name the resource of a key"
-            elif 300 <= status < 400:
+            elif 300 <= answer.status < 400:
                 got += ", a redirect, which is not followed"
         # Outside of the handlers: the error of an answer that was cut has a part of the key.
         raise self._failure(f"expected the resource, got {got}. {advice}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from fastrack._net.addresses import is_loopback
+from fastrack._net.connections import Answer
 from fastrack._net.service import Service, read_refusal
 from fastrack._service.limits import RateLimit
 from fastrack._util.public import public
@@ -95,27 +96,27 @@ class RemoteDesk:
         end = time.monotonic() + self.timeout
         place = f"asking the desk at {self._service.address.netloc} failed"
         try:
-            status, content = self._service.post(f"/v1/tour/{step}", body, limit=limit, end=end)
+            answer = self._service.exchange(f"/v1/tour/{step}", body, limit=limit, end=end)
         except (ConnectionError, TimeoutError) as error:
-            if error.errno is None:  # `post` has said where
+            if error.errno is None:  # `exchange` has said where
                 raise
             raise type(error)(f"{place}: expected an answer, got {error}. Start it, or try again") from error
         except OSError as error:  # of TLS, and of name resolution
             raise ConnectionError(
                 f"{place}: expected an answer, got {error}. Check address and certificates"
             ) from error
-        if status == 200 and len(content) <= limit:
-            return content
-        raise _error(status, content, place)
+        if answer.status == 200 and len(answer.body) <= limit:
+            return answer.body
+        raise _error(answer, place)
 
 
-def _error(status: int, content: bytes, place: str) -> Exception:
+def _error(answer: Answer, place: str) -> Exception:
     """Return the error of an answer, of a class in the table: no other class is looked up by its name."""
-    reason = read_refusal(content)
+    reason = read_refusal(answer.body)
     kind = ERRORS.get(reason.get("type", ""))
     message = reason.get("message") or "no reason"
     if kind is None:
-        return ConnectionError(f"{place}: expected an answer, got status {status}: {message}")
+        return ConnectionError(f"{place}: expected an answer, got status {answer.status}: {message}")
     error = kind(message)
     if isinstance(error, AttestationError):
         error.evidence, error.field, error.found = (reason.get(name) for name in ("evidence", "field", "found"))

@@ -14,6 +14,7 @@ from helpers.tour_files import OFFSET, Served, Tour, trusted_roots
 
 import fastrack
 from fastrack import attest, tour
+from fastrack._net.connections import Answer
 from fastrack._service.limits import RateLimit
 from fastrack.tour import _messages
 
@@ -155,10 +156,10 @@ class Answered:
     """A service whose answers are made up."""
 
     def __init__(self, status, content):
-        self.answer = status, content
+        self.answer = Answer(content, {}, status)
         self.address = tour.RemoteDesk("http://127.0.0.1:1")._service.address
 
-    def post(self, *_, **__):
+    def exchange(self, *_, **__):
         return self.answer
 
 

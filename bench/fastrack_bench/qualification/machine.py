@@ -97,12 +97,12 @@ def ask_without_proof(stage: Stage) -> Outcome:
 def replay_offer(stage: Stage) -> Outcome:
     """Send one offer twice."""
     service, end = Service(_Broker.of(stage).url, "the broker", "qualifying"), time.monotonic() + _START
-    _, challenge = service.post("/v1/challenges", b"", limit=CHALLENGE_LIMIT, end=end)
+    challenge = service.exchange("/v1/challenges", b"", limit=CHALLENGE_LIMIT, end=end).body
     offer = attest.make_offer(Challenge.from_bytes(challenge), _made_up_evidence).to_bytes()
-    answers = [service.post("/v1/offers", offer, limit=GRANTS_LIMIT, end=end) for _ in range(2)]
-    field = read_refusal(answers[1][1]).get("field")
-    seen = f"status {answers[0][0]}, and again {answers[1][0]}: {field}"
-    return (PASSED if (answers[1][0], field) == (409, "challenge") else FAILED), seen
+    first, second = (service.exchange("/v1/offers", offer, limit=GRANTS_LIMIT, end=end) for _ in range(2))
+    field = read_refusal(second.body).get("field")
+    seen = f"status {first.status}, and again {second.status}: {field}"
+    return (PASSED if (second.status, field) == (409, "challenge") else FAILED), seen
 
 
 def disturb_broker(kind: type[Exception], about: str, number: signal.Signals) -> Callable[[Stage], Outcome]:
