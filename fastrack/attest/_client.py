@@ -101,21 +101,17 @@ def ask_broker(
 def _post(
     broker: Service, path: str, body: bytes, limit: int, end: float, headers: dict[str, str] | None = None
 ) -> Answer:
+    """Post a document, and return the answer. One that is no document is raised, with the broker's own reason."""
     answer = broker.exchange(path, body, headers, limit=limit, end=end)
     if answer.status == 200 and len(answer.body) <= limit:
         return answer
-    raise _describe_refusal(path, answer.status, answer.body)
-
-
-def _describe_refusal(path: str, status: int, content: bytes) -> AttestationError:
-    """Make the error for an answer that is no document, with the broker's own reason."""
-    reason = read_refusal(content)
+    reason = read_refusal(answer.body)
     named, found = reason.get("field"), reason.get("found")
-    told = reason.get("message") or f"status {status} of HTTP"
-    return AttestationError(
-        f"asking the broker for keys failed: expected status 200 for {path}, got {status}: {told}",
+    told = reason.get("message") or f"status {answer.status} of HTTP"
+    raise AttestationError(
+        f"asking the broker for keys failed: expected status 200 for {path}, got {answer.status}: {told}",
         evidence=reason.get("evidence") or "exchange",
         field=named or "status",
         wanted=200 if named is None else "as the owner's policy has it",
-        found=status if found is None else found,
+        found=answer.status if found is None else found,
     )
