@@ -19,7 +19,6 @@ from fastrack.attest._switches import collect_switches
 from fastrack.errors import AttestationError, DeviceError, FormatError
 
 TSM_ROOT = "/sys/kernel/config/tsm/report"
-_ENTRY = "exchange"
 
 
 @public
@@ -90,16 +89,14 @@ def collect_evidence(
 # The CPU.
 
 
-def read_tsm_report(
-    report_data: bytes, *, root: str | os.PathLike[str] = TSM_ROOT, name: str = _ENTRY
-) -> tuple[bytes, str, bytes]:
+def read_tsm_report(report_data: bytes, *, root: str | os.PathLike[str]) -> tuple[bytes, str, bytes]:
     """Ask the kernel for evidence of the CPU about 64 bytes, and return it with the name of its kind and its `auxblob`.
 
     The latter has certificates of the host, and is empty where it hands out none.
 
     Raise `DeviceError` if the kernel cannot give it, or another process used the same entry meanwhile.
     """
-    with _open_entry(Path(root), name) as entry:
+    with _open_entry(Path(root), "exchange") as entry:
         provider = (entry / "provider").read_text()
         before = _read_generation(entry)
         (entry / "inblob").write_bytes(report_data)
@@ -115,9 +112,9 @@ def read_tsm_report(
     return report, kind, certificates
 
 
-def read_tsm_provider(root: str | os.PathLike[str] = TSM_ROOT, name: str = "doctor") -> str:
+def read_tsm_provider(root: str | os.PathLike[str]) -> str:
     """Ask the kernel for the name of the kind of evidence that the CPU gives, and for no evidence."""
-    with _open_entry(Path(root), name) as entry:
+    with _open_entry(Path(root), "doctor") as entry:
         return _kind_of((entry / "provider").read_text())
 
 
