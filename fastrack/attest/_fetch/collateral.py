@@ -40,7 +40,7 @@ from fastrack.attest._cpu.snp import verify_snp_report
 from fastrack.attest._cpu.snp_kind import SnpEvidence, snp_files
 from fastrack.attest._cpu.snp_report import SnpProduct, SnpReport, parse_snp_report
 from fastrack.attest._cpu.tdx import verify_lists, verify_signatures, verify_tdx_quote
-from fastrack.attest._cpu.tdx_collateral import TDX_PARTS, TdxCollateral, verify_documents
+from fastrack.attest._cpu.tdx_collateral import TdxCollateral, verify_documents
 from fastrack.attest._cpu.tdx_kind import TdxEvidence, tdx_file
 from fastrack.attest._cpu.tdx_pck import read_pck_identity
 from fastrack.attest._cpu.tdx_quote import parse_tdx_quote
@@ -67,11 +67,6 @@ from fastrack.errors import AttestationError, FormatError
 
 _FRESH = 0.5  # the part of its lifetime after which a document is asked for again
 _RIM_ID = re.compile(r"[A-Z0-9_.]{1,128}", re.IGNORECASE)
-_CHAIN_NAMES = {  # of the headers with the certificates of a signer; the first of TCB info is that of version 3
-    "tcb": ("tcb-info-issuer-chain", "sgx-tcb-info-issuer-chain"),
-    "qe": ("sgx-enclave-identity-issuer-chain",),
-    "crl": ("sgx-pck-crl-issuer-chain",),
-}
 
 
 @public
@@ -359,18 +354,18 @@ def _fetch_tdx(run: _Fetching, quote: bytes) -> FetchedDocument:
         root_crl = ask(f"{run.services.intel_roots}/IntelSGXRootCA.der", limit=LARGEST)
         info, info_signature = _split_signed(tcb.body, b"tcbInfo", "TCB info")
         identity, identity_signature = _split_signed(enclave.body, b"enclaveIdentity", "QE identity")
-        parts = TdxCollateral(
-            tcb_info=info,
-            tcb_info_signature=info_signature,
-            tcb_info_issuer_chain=_read_chain(tcb, "tcb", "TCB info"),
-            qe_identity=identity,
-            qe_identity_signature=identity_signature,
-            qe_identity_issuer_chain=_read_chain(enclave, "qe", "QE identity"),
-            root_ca_crl=root_crl.body,
-            pck_crl=crl.body,
-            pck_crl_issuer_chain=_read_chain(crl, "crl", "PCK revocation list"),
-        )
-        return write_tdx_collateral(parts)
+        parts = {  # in the form that `TdxCollateral.from_json` reads
+            "tcb_info": info,
+            "tcb_info_signature": info_signature,
+            "tcb_info_issuer_chain": _read_chain(tcb, "TCB info", "tcb-info-issuer-chain", "sgx-tcb-info-issuer-chain"),
+            "qe_identity": identity,
+            "qe_identity_signature": identity_signature,
+            "qe_identity_issuer_chain": _read_chain(enclave, "QE identity", "sgx-enclave-identity-issuer-chain"),
+            "root_ca_crl": root_crl.body.hex(),
+            "pck_crl": crl.body.hex(),
+            "pck_crl_issuer_chain": _read_chain(crl, "PCK revocation list", "sgx-pck-crl-issuer-chain"),
+        }
+        return json.dumps(parts, indent=1).encode() + b"\n"
 
     return run.document(tdx_file(chain.certificates), f"FMSPC {fmspc}", verify, fetch, judge)
 
@@ -388,40 +383,28 @@ def _issued_at(collateral: TdxCollateral) -> datetime:
     return max(*dates, *(each.last_update_utc for each in lists))
 
 
-def write_tdx_collateral(collateral: TdxCollateral) -> bytes:
-    """Return the form of collateral that `TdxCollateral.from_json` reads."""
-    members = {}
-    for name in TDX_PARTS:
-        value = getattr(collateral, name)
-        members[name] = value.hex() if name.endswith(("_signature", "_crl")) else _decode(value)
-    return json.dumps(members, indent=1).encode() + b"\n"
-
-
-def _decode(text: bytes) -> str:
-    try:
-        return text.decode()
-    except ValueError:
-        raise malformed("TDX collateral", "text", None, wanted="text in UTF-8", found="other bytes") from None
-
-
-def _split_signed(body: bytes, member: bytes, document: str) -> tuple[bytes, bytes]:
-    """Return the signed text of an answer, byte for byte as it was sent, and the signature."""
+def _split_signed(body: bytes, member: bytes, document: str) -> tuple[str, str]:
+    """Return the signed text of an answer, as it was sent, and the signature in hexadecimal."""
     begin, middle = b'{"' + member + b'":', b',"signature":"'
     text, found, rest = body.strip().rpartition(middle)
     signature = rest.removesuffix(b'"}')
     if not text.startswith(begin) or not found or not re.fullmatch(rb"[0-9a-fA-F]{128}", signature):
         raise malformed(document, "text", None, wanted=f"{member.decode()} and its signature", found="another form")
-    return text.removeprefix(begin), bytes.fromhex(signature.decode())
+    try:
+        return text.removeprefix(begin).decode(), signature.decode().lower()
+    except ValueError:
+        raise malformed("TDX collateral", "text", None, wanted="text in UTF-8", found="other bytes") from None
 
 
-def _read_chain(answer: Answer, kind: str, document: str) -> bytes:
-    for name in _CHAIN_NAMES[kind]:
+def _read_chain(answer: Answer, document: str, *headers: str) -> str:
+    """Return a signer's certificates, from the first header that is there: version 3 of TCB info has a new one."""
+    for name in headers:
         if (value := answer.headers.get(name)) is not None:
             try:  # not unquote_plus: a plus sign of base64 may stand for itself
-                return unquote(value, errors="strict").encode()
+                return unquote(value, errors="strict")
             except ValueError:
                 raise malformed(document, "issuer chain", None, wanted="text in UTF-8", found="other bytes") from None
-    raise malformed(document, "issuer chain", None, wanted=f"the header {_CHAIN_NAMES[kind][0]}", found="none")
+    raise malformed(document, "issuer chain", None, wanted=f"the header {headers[0]}", found="none")
 
 
 # AMD's KDS.
