@@ -163,18 +163,14 @@ def _collect(report: bytes, _: bytes) -> TdxEvidence:
 
 
 def _complete(evidence: TdxEvidence, collateral: TdxCollateral | Path) -> TdxEvidence:
-    if isinstance(collateral, Path):
-        certificates = load_chain(parse_tdx_quote(evidence.quote).pck_chain, evidence="PCK chain")
-        path = collateral / tdx_file(certificates)
-        text = read_collateral(path)
-        if text is None:  # a folder that was filled by hand, for one platform
-            path = collateral / "tdx.json"
-            text = read_collateral(path)
-        if text is None:
-            return evidence
-        with own_file(path):
-            collateral = TdxCollateral.from_json(text)
-    return replace(evidence, collateral=collateral)
+    if isinstance(collateral, TdxCollateral):
+        return replace(evidence, collateral=collateral)
+    certificates = load_chain(parse_tdx_quote(evidence.quote).pck_chain, evidence="PCK chain")
+    for path in (collateral / tdx_file(certificates), collateral / "tdx.json"):  # the second is filled by hand
+        if (text := read_collateral(path)) is not None:
+            with own_file(path):
+                return replace(evidence, collateral=TdxCollateral.from_json(text))
+    return evidence
 
 
 def tdx_file(pck_chain: Sequence[Certificate]) -> str:
