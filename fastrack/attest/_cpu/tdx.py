@@ -86,7 +86,10 @@ def verify_tdx_quote(
         advice = "Fetch the collateral for this machine."
         raise refused("collateral", "PCK chain", wanted="that of the quote", found="another", advice=advice)
     documents = verify_documents(collateral, roots=roots, now=now)
-    root_list, pck_list = _check_revocation(collateral, chain, documents, roots=roots, now=now)
+    root_list, pck_list = verify_lists(collateral, chain, documents, roots=roots, now=now)
+    for certificate in (chain.issuer, *(document.chain.leaf for document in documents)):
+        x509.require_unrevoked(certificate, root_list, evidence=_LISTS[0])
+    x509.require_unrevoked(chain.leaf, pck_list, evidence=_LISTS[1])
     pck = read_pck_identity(chain.leaf)
     ends = [end for document in documents for end in (document.valid_until, document.chain.valid_until)]
     return VerifiedTdxQuote(
@@ -116,18 +119,6 @@ def verify_signatures(quote: TdxQuote, *, now: datetime, roots: Roots) -> x509.V
     key = P256.load_point(quote.attestation_key, evidence=EVIDENCE, field="attestation key")
     P256.verify(key, quote.signature, quote.signed, EVIDENCE)
     return chain
-
-
-def _check_revocation(
-    collateral: TdxCollateral, pck: x509.VerifiedChain, documents: tuple[Document, ...], *, roots: Roots, now: datetime
-) -> list[x509.VerifiedCrl]:
-    """Verify the revocation lists of the root and the PCK's issuer, and require unrevoked certificates."""
-    lists = verify_lists(collateral, pck, documents, roots=roots, now=now)
-    below_root = [pck.issuer, *(document.chain.leaf for document in documents)]
-    for verified, certificates, evidence in zip(lists, (below_root, [pck.leaf]), _LISTS, strict=True):
-        for certificate in certificates:
-            x509.require_unrevoked(certificate, verified, evidence=evidence)
-    return lists
 
 
 def verify_lists(
