@@ -16,9 +16,7 @@ from fastrack._documents.exchange import CHAIN_LIMIT, REPORT_LIMIT, Reader
 from fastrack._documents.fields import Fields, binary
 from fastrack._util.gate import most_bytes
 from fastrack._util.rights import require_own
-from fastrack.attest._formats.x509 import load_chain
 from fastrack.attest._gpus.evidence import read_claims
-from fastrack.attest._gpus.identity import read_serial
 from fastrack.attest._gpus.report import parse_gpu_report
 from fastrack.attest._offer import DEVICES_LIMIT, DeviceEvidence
 from fastrack.errors import DeviceError, FormatError, KeyPermissionError
@@ -86,13 +84,12 @@ def _ask(program: str, nonce: bytes) -> dict[str, DeviceEvidence]:
 
 def _read_chip(evidence: DeviceEvidence, nonce: bytes) -> str:
     """Return the id that a switch claims. The owner verifies it; here a mistake is found before it is sent."""
-    name = "certificate chain of a switch"
-    if "driver" in read_claims(evidence.report, evidence.chain):
+    claims = read_claims(evidence.report, evidence.chain)
+    if "driver" in claims:
         raise _error("reports of switches", "one of a GPU", "Update nvattest.")
     if parse_gpu_report(evidence.report).nonce != nonce:
         raise _error("reports with the nonce that was asked for", "one with another", "Try again.")
-    certificates = load_chain(evidence.chain, evidence=name)
-    return read_serial(certificates[1 % len(certificates)], name)
+    return claims["chip_id"]
 
 
 def _run(command: list[str]) -> tuple[int, bytes]:
