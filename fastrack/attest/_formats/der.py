@@ -13,7 +13,6 @@ OBJECT_IDENTIFIER = 0x06
 ENUMERATED = 0x0A
 IA5_STRING = 0x16
 SEQUENCE = 0x30
-SET = 0x31
 
 _LONGEST = 4  # bytes of a length
 
@@ -65,10 +64,10 @@ def read_bytes(cursor: Cursor, tag: int, field: str) -> bytes:
     return read(cursor, tag, field).rest(field)
 
 
-def read_integer(cursor: Cursor, field: str, *, tag: int = INTEGER) -> int:
-    """Read an INTEGER (or, by `tag`, an ENUMERATED) that is not negative, in its shortest form."""
+def read_integer(cursor: Cursor, field: str) -> int:
+    """Read an INTEGER that is not negative, in its shortest form."""
     offset = cursor.offset
-    content = read_bytes(cursor, tag, field)
+    content = read_bytes(cursor, INTEGER, field)
     if not content or content[0] & 0x80 or (len(content) > 1 and content[0] == 0 and not content[1] & 0x80):
         raise malformed(cursor.structure, field, offset, wanted="an integer from 0 in its shortest form", found=content)
     return int.from_bytes(content, "big")
