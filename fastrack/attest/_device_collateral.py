@@ -27,7 +27,6 @@ class _Manifest:
     rim_id: str
     rim: Rim
     certificates: Sequence[x509.Certificate]
-    data: bytes
 
     def is_of(self, chip: str, version: str) -> bool:
         return (self.rim.product, self.rim.version.upper()) == (chip, version.upper())
@@ -46,7 +45,7 @@ class DeviceCollateral:
         for path, data in [] if folder is None else _list(folder / "rim"):
             with own_file(path):
                 rim, chain = open_signed(data, evidence=f"manifest {path.name}")
-                self._manifests.append(_Manifest(path.stem.upper(), rim, chain, data))
+                self._manifests.append(_Manifest(path.stem.upper(), rim, chain))
 
     def complete(self, device: DeviceEvidence) -> DeviceEvidence:
         """Take manifests for a device and responses for certificates in place of those that came with it.
@@ -64,7 +63,7 @@ class DeviceCollateral:
         for version, rim_id in wanted.items():
             named = [one for one in self._manifests if one.rim_id == rim_id.upper()]
             own = named or [one for one in self._manifests if one.is_of(claims["chip"], version)]
-            found += [ManifestEvidence(one.data, self._find_responses(one.certificates, sent)) for one in own]
+            found += [ManifestEvidence(one.rim.data, self._find_responses(one.certificates, sent)) for one in own]
             if not own:
                 lacking.append(version.upper())
         for manifest in device.manifests if lacking else ():

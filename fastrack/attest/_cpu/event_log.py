@@ -164,8 +164,7 @@ class EventLog:
         """
         if len(data) > EVENT_LOG_LIMIT:
             raise malformed(_EVIDENCE, "size", None, wanted=f"at most {EVENT_LOG_LIMIT} bytes", found=len(data))
-        events = tuple(_read_dstack(data) if data[:1] in {b"[", b"{"} else _read_ccel(data))
-        return cls(events)
+        return cls(tuple(_read_dstack(data) if data[:1] in {b"[", b"{"} else _read_ccel(data)))
 
     @property
     def rtmrs(self) -> tuple[bytes, ...]:

@@ -64,17 +64,15 @@ class Cursor:
 
     def expect(self, value: bytes, field: str) -> None:
         """Read bytes that must have this value."""
-        offset = self.offset
         data = self.take(len(value), field)
         if data != value:
-            raise malformed(self.structure, field, offset, wanted=value, found=data)
+            raise malformed(self.structure, field, self.offset - len(value), wanted=value, found=data)
 
     def zeros(self, size: int, field: str) -> None:
         """Read `size` reserved bytes, which must be zero."""
-        offset = self.offset
         data = self.take(size, field)
         if rest := data.lstrip(b"\0"):
-            raise malformed(self.structure, field, offset + size - len(rest), wanted="zeros only", found=rest[:1])
+            raise malformed(self.structure, field, self.offset - len(rest), wanted="zeros only", found=rest[:1])
 
     def part(self, size: int, structure: str) -> Cursor:
         """Read `size` bytes as a nested structure. Offsets continue from this structure."""
