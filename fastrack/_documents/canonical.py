@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from binascii import b2a_base64
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from fastrack._documents.strict import refuse_constant
 from fastrack.errors import FormatError
 
 NUMBER_LIMIT = 2**53  # not every JSON parser keeps larger integers exactly
-_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 # NaN and infinities are no JSON, though Python's encoder writes them by default.
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False, allow_nan=False)
 
@@ -84,10 +82,3 @@ def decode_bytes(text: str) -> bytes:
 def encode_time(time: datetime) -> str:
     """Return a time in whole seconds of UTC."""
     return time.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
-
-
-def decode_time(text: str) -> datetime:
-    """Return the time in a text that `encode_time` made."""
-    if not _TIME.fullmatch(text):
-        raise ValueError(f"expected a time as 2027-01-31T12:00:00Z, got {text!r:.40}")
-    return datetime.fromisoformat(text)  # a tenth of the time of `strptime`

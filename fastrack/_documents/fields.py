@@ -7,23 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from math import inf
 from typing import Any, Generic, Self, TypeVar
 
-from fastrack._documents.canonical import (
-    NUMBER_LIMIT,
-    decode,
-    decode_bytes,
-    decode_time,
-    encode,
-    encode_bytes,
-    encode_time,
-)
+from fastrack._documents.canonical import NUMBER_LIMIT, decode, decode_bytes, encode, encode_bytes, encode_time
 
 T = TypeVar("T")
 
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 _HEX = re.compile(r"[0-9a-fA-F]*")  # not in pairs: the memory of a repeated group is 66 times the text
 
 
@@ -195,10 +189,10 @@ def hexadecimal(size: int | None) -> Field[bytes]:
 
 def _read_time(value: object) -> datetime:
     text = TEXT.read(value)
-    try:
-        return decode_time(text)
-    except ValueError:
-        raise FieldError("a time in UTC", text) from None
+    with suppress(ValueError):
+        if _TIME.fullmatch(text):
+            return datetime.fromisoformat(text)  # a tenth of the time of `strptime`
+    raise FieldError("a time in UTC", text)
 
 
 def or_none(field: Field[T]) -> Field[T | None]:
