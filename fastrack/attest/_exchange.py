@@ -25,13 +25,7 @@ from fastrack._util.gate import most_bytes
 from fastrack._util.public import public
 from fastrack.attest._errors import refused, require_in_force, require_time_zone
 from fastrack.attest._gpus.rim_match import report_of
-from fastrack.attest._offer import (
-    ALGORITHM,
-    Challenge,
-    MachineEvidence,
-    Offer,
-    OfferBinding,
-)
+from fastrack.attest._offer import ALGORITHM, Challenge, MachineEvidence, Offer, OfferBinding
 from fastrack.attest._verify_offer import AGAIN, VerifiedOffer
 from fastrack.errors import ClosedError, FormatError
 from fastrack.grants import Grants, Identity, Recipient, Signer, Verifier

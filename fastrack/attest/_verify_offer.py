@@ -22,14 +22,7 @@ from fastrack.attest._gpus.report import parse_gpu_report
 from fastrack.attest._gpus.rim import verify_rim
 from fastrack.attest._gpus.rim_match import MatchedGpuReport, match_firmware, match_measurements, report_of
 from fastrack.attest._kinds import CpuEvidence, VerifiedCpu, kind_of_evidence, kind_of_verified
-from fastrack.attest._offer import (
-    Challenge,
-    DeviceEvidence,
-    MachineEvidence,
-    Offer,
-    OfferBinding,
-    open_offer,
-)
+from fastrack.attest._offer import Challenge, DeviceEvidence, MachineEvidence, Offer, OfferBinding, open_offer
 from fastrack.attest._policy import Policy
 from fastrack.attest._policy_gpu import GpuPolicy, find_pinned
 from fastrack.grants import Recipient
