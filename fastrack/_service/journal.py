@@ -92,9 +92,7 @@ class Journal:
             application = self._database.execute("PRAGMA application_id").fetchone()[0]
             version = self._version
             if application == self.application and version:
-                if version > 1 + len(self.upgrades):
-                    raise sqlite3.DatabaseError(f"one of version {version}, of a later fastrack")
-                _require_tables(self._database, _LOG + self.schema)
+                _require_tables(self._database, type(self))
                 return
             if application or version or self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 raise sqlite3.DatabaseError("one of another program or version")
@@ -194,10 +192,7 @@ def read_journal(
             database.execute("BEGIN")  # so that all rows are of one snapshot
             if database.execute("PRAGMA application_id").fetchone()[0] != kind.application:
                 raise sqlite3.DatabaseError("one of another program")  # noqa: TRY301 - reported below
-            version = database.execute("PRAGMA user_version").fetchone()[0]
-            if version > 1 + len(kind.upgrades):
-                raise sqlite3.DatabaseError(f"one of version {version}, of a later fastrack")  # noqa: TRY301 - below
-            _require_tables(database, _LOG + kind.schema)
+            _require_tables(database, kind)
             rows = database.execute("SELECT number, time, event, details, hash FROM log ORDER BY number").fetchall()
             others = read(database)
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
@@ -213,11 +208,14 @@ def _open_to_read(path: str | os.PathLike[str]) -> sqlite3.Connection:
     return sqlite3.connect(f"{file.as_uri()}?{options}", uri=True, timeout=_WAIT)
 
 
-def _require_tables(database: sqlite3.Connection, schema: str) -> None:
-    """Require the tables of the schema: a view with such a name could compute rows without end."""
+def _require_tables(database: sqlite3.Connection, kind: type[Journal]) -> None:
+    """Require a known version, and the tables of its schema: a view with such a name could compute rows without end."""
+    version = database.execute("PRAGMA user_version").fetchone()[0]
+    if version > 1 + len(kind.upgrades):
+        raise sqlite3.DatabaseError(f"one of version {version}, of a later fastrack")
     query = "SELECT name, sql FROM sqlite_master"
     with closing(sqlite3.connect(":memory:")) as expected:
-        expected.executescript(schema)
+        expected.executescript(_LOG + kind.schema)
         wanted = [row for row in expected.execute(query) if row[1] and row[1].startswith("CREATE TABLE")]
         found = database.execute(f"{query} WHERE name IN ({','.join('?' * len(wanted))})", [row[0] for row in wanted])
         if sorted(found.fetchall()) != sorted(wanted):
