@@ -12,7 +12,7 @@ _MOST_ADDRESSES = 65_536
 
 
 class RateLimit:
-    """A token bucket for each address. IPv6 addresses count by their first 64 bits.
+    """A token bucket for each address, as `network_of` counts them.
 
     An address may send a burst of `burst` requests, then `per_minute`. `clock` never goes back.
     """
@@ -38,10 +38,7 @@ class RateLimit:
 
 
 class Quota:
-    """A limit on the amount in use: `share` for each address, `total` for all. Not for several threads.
-
-    IPv6 addresses count by their first 64 bits.
-    """
+    """A limit on the amount in use: `share` for each address, `total` for all. Not for several threads."""
 
     def __init__(self, share: int, total: int) -> None:
         self._share = share
