@@ -48,7 +48,7 @@ class Owner:
 
     def ask(self, of=None, seen=None, address="192.0.2.1"):
         pending = attest.make_offer(self.broker.make_challenge(), of or small())
-        return self.broker.answer(pending.to_bytes(), address, seen).head
+        return self.broker.answer(pending.to_bytes(), address, seen)[2]
 
 
 @pytest.fixture

@@ -43,9 +43,9 @@ def make_app(broker: Broker, *, limit: RateLimit, body_seconds: float = _BODY_SE
             await shared.work(broker.require_challenge, read_challenge_id(beginning), address)
 
         async with shared.body(request, OFFER_LIMIT, address, check, BEGINNING_SIZE) as body:
-            answer = await shared.judge(address, lambda: broker.answer(bytes(body), address, seen))
-        fields |= {"challenge": answer.challenge, "head": str(answer.head)}
-        return Response(answer.grants, headers={HEADER: fields["head"]}, media_type=JSON)
+            challenge, grants, head = await shared.judge(address, lambda: broker.answer(bytes(body), address, seen))
+        fields |= {"challenge": challenge, "head": str(head)}
+        return Response(grants, headers={HEADER: fields["head"]}, media_type=JSON)
 
     challenges = Route("/v1/challenges", shared.wrap("challenge", make_challenge), methods=["POST"])
     offers = Route("/v1/offers", shared.wrap("offer", answer_offer), methods=["POST"])

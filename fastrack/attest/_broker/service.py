@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastrack._documents.canonical import encode
 from fastrack._keys.keyring import KeyRing
@@ -41,14 +41,6 @@ class Settings:
     policy_id: str | None = None
 
 
-class Answer(NamedTuple):
-    """The answer to an offer: the id of its challenge, the grants, and the head of the log with them."""
-
-    challenge: str
-    grants: bytes
-    head: Head
-
-
 class Broker:
     """An owner's keys, signer, policy and ledger. Several threads may call its methods.
 
@@ -81,8 +73,10 @@ class Broker:
         if not self._ledger.is_open(challenge_id, now=now):
             self._ledger.use_challenge(challenge_id, now=now, details={"address": address})  # logs and raises
 
-    def answer(self, body: bytes, address: str, seen: Head | None = None) -> Answer:
+    def answer(self, body: bytes, address: str, seen: Head | None = None) -> tuple[str, bytes, Head]:
         """Answer an offer of a machine that was told a head of the log before.
+
+        Return the id of its challenge, the grants, and the head of the log with them.
 
         The challenge is used up before the offer is parsed, and the grant is logged before it is returned, so a
         challenge gives at most one answer, and one parsing, even after a crash. A body that is larger than an offer may
@@ -105,7 +99,7 @@ class Broker:
                 files=settings.files,
                 lease=settings.lease,
             )
-            return Answer(challenge.id, grants, self._log(verified, challenge.id, address, seen, now))
+            return challenge.id, grants, self._log(verified, challenge.id, address, seen, now)
         except Exception as error:
             self._ledger.append("refused", {"challenge": challenge.id, "address": address, **reason_of(error)}, now=now)
             raise
