@@ -304,10 +304,8 @@ def complete_devices(
 
 def _roots_of(kind: CpuKind[Any, Any, Any], trusted: TrustedRoots) -> Roots:
     """Return the roots of a kind of CPU. An empty set trusts none, and does not stand for the default."""
-    if hasattr(trusted, kind.vendor):
-        roots: Roots = getattr(trusted, kind.vendor)
-        return roots
-    return trusted.others.get(kind.vendor, kind.roots)
+    roots: Roots = getattr(trusted, kind.vendor, trusted.others.get(kind.vendor, kind.roots))
+    return roots
 
 
 def _require_report_data(evidence: str, found: bytes, wanted: bytes) -> None:
