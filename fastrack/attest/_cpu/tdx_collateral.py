@@ -177,10 +177,9 @@ class TdxCollateral:
         document = "TDX collateral"
         node = Reader.parse(text.encode(errors="surrogatepass") if isinstance(text, str) else text, document)
         parts: dict[str, Any] = {name: _read_part(node, name) for name in TDX_PARTS}
-        if _PLATFORM_CHAIN in node.names:
-            is_none = node.member(_PLATFORM_CHAIN).value is None
-            parts[_PLATFORM_CHAIN] = None if is_none else _read_part(node, _PLATFORM_CHAIN)
-        if unknown := node.names - parts.keys():
+        if _PLATFORM_CHAIN in node.names and node.member(_PLATFORM_CHAIN).value is not None:
+            parts[_PLATFORM_CHAIN] = _read_part(node, _PLATFORM_CHAIN)
+        if unknown := node.names - {*TDX_PARTS, _PLATFORM_CHAIN}:
             raise malformed(document, "content", None, wanted="known members", found=", ".join(sorted(unknown)))
         return cls(**parts)
 
