@@ -12,7 +12,7 @@ import json
 import os
 import re
 from base64 import b64decode
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -144,7 +144,6 @@ class _Dates:
 
 _Verify = Callable[[bytes, datetime | None], _Dates]  # at that time, or when the document was issued
 _Judge = Callable[[bytes], object]
-_Pair = tuple[x509.Certificate, x509.Certificate]  # a certificate and its issuer
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,7 +489,9 @@ def _fetch_devices(run: _Fetching, devices: Sequence[DeviceEvidence]) -> Iterato
             continue
         chains.append(open_signed((run.folder / document.name).read_bytes(), evidence=f"manifest {rim_id}")[1])
         yield document
-    yield from _fetch_responses(run, chains)
+    pairs = {certificate: issuer for chain in chains for certificate, issuer in pairwise(chain)}  # once for all chains
+    for certificate, issuer in pairs.items():  # of all but the roots
+        yield _fetch_response(run, certificate, issuer)
     if absent is not None:
         raise absent
 
@@ -528,26 +529,19 @@ def _fetch_rim(run: _Fetching, rim_id: str, chip: str) -> FetchedDocument:
     return run.document(f"rim/{rim_id}.xml", rim_id, verify, fetch)
 
 
-def _fetch_responses(run: _Fetching, chains: Iterable[Sequence[x509.Certificate]]) -> Iterator[FetchedDocument]:
-    """Fetch a response about each certificate but the roots, once where chains have some in common."""
-    pairs = {certificate: issuer for chain in chains for certificate, issuer in pairwise(chain)}
-    for pair in pairs.items():
-        certificate, issuer = pair
+def _fetch_response(run: _Fetching, certificate: x509.Certificate, issuer: x509.Certificate) -> FetchedDocument:
+    def verify(data: bytes, now: datetime | None) -> _Dates:
+        now = now or ocsp.load_der_ocsp_response(data).this_update_utc
+        verified, _ = verify_status(data, certificate, issuer, now=now)
+        return _Dates((verified.this_update,), verified.this_update, verified.valid_until)
+
+    def judge(data: bytes) -> None:
+        verify_ocsp_response(data, certificate, issuer, now=run.now)
+
+    def fetch() -> bytes:
         request = ocsp.OCSPRequestBuilder().add_certificate(certificate, issuer, SHA1()).build()  # noqa: S303 - a name
+        body, limit = request.public_bytes(Encoding.DER), most_bytes("OCSP response")
+        return run.client.ask(run.services.nvidia_ocsp, limit=limit, body=body, kind="application/ocsp-request").body
 
-        def verify(data: bytes, now: datetime | None, pair: _Pair = pair) -> _Dates:
-            verified, _ = verify_status(data, *pair, now=now or ocsp.load_der_ocsp_response(data).this_update_utc)
-            return _Dates((verified.this_update,), verified.this_update, verified.valid_until)
-
-        def judge(data: bytes, pair: _Pair = pair) -> None:
-            verify_ocsp_response(data, *pair, now=run.now)
-
-        def fetch(body: bytes = request.public_bytes(Encoding.DER)) -> bytes:
-            kind = "application/ocsp-request"
-            return run.client.ask(
-                run.services.nvidia_ocsp, limit=most_bytes("OCSP response"), body=body, kind=kind
-            ).body
-
-        about = f"status of {subject_name(certificate)}"
-        name = f"ocsp/{fingerprint(issuer)[:16]}-{certificate.serial_number:x}.der"
-        yield run.document(name, about, verify, fetch, judge)
+    name = f"ocsp/{fingerprint(issuer)[:16]}-{certificate.serial_number:x}.der"
+    return run.document(name, f"status of {subject_name(certificate)}", verify, fetch, judge)
