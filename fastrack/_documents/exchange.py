@@ -7,13 +7,12 @@ base64 with padding (RFC 4648, section 4). The members "kind" and "version" iden
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn, Self, TypeVar
 
 from fastrack._documents import canonical
 from fastrack._documents.fields import Field, FieldError, Fields
-from fastrack._documents.strict import unique
+from fastrack._documents.strict import parse_finite, unique
 from fastrack._util import gate
 from fastrack.errors import FormatError
 
@@ -73,7 +72,7 @@ class Reader:
                 text.decode(),
                 object_pairs_hook=unique,
                 parse_constant=_refuse_constant,
-                parse_float=_parse_finite,
+                parse_float=parse_finite,
             )
         except (ValueError, RecursionError) as error:
             raise malformed(document, "text", None, wanted="JSON", found=str(error) or type(error).__name__) from None
@@ -143,14 +142,6 @@ def shorten(value: object) -> str:
     """Return a value for a message, bytes in hexadecimal."""
     text = value.hex() if isinstance(value, bytes) else str(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
-def _parse_finite(text: str) -> float:
-    """Read a number that is no integer. None is larger than a float can be: ``1e999`` would read as infinity."""
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text:.40} is out of range")
-    return number
 
 
 def _refuse_constant(name: str) -> NoReturn:
