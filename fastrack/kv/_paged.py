@@ -49,13 +49,13 @@ class PagedSealer:
         self, contexts: Sequence[BlockContext], blocks: Sequence[PagedBlock], messages: Sequence[Bytes]
     ) -> Future[list[bool]]:
         """Seal blocks into messages of their sizes, once the caller's work so far is done, and say which are sealed."""
-        return self._submit(self._store_thread, self._store, contexts, blocks, messages)
+        return self._submit(self._store_thread, partial(self._store, contexts, blocks, messages), len(blocks))
 
     def load(
         self, contexts: Sequence[BlockContext], blocks: Sequence[PagedBlock], messages: Sequence[Bytes]
     ) -> Future[list[bool]]:
         """Open messages into blocks, once the caller's work so far is done, and say which are open."""
-        return self._submit(self._load_thread, self._load, contexts, blocks, messages)
+        return self._submit(self._load_thread, partial(self._load, contexts, blocks, messages), len(blocks))
 
     def close(self) -> None:
         """Wait for all blocks, end the threads, and release what the device keeps for them."""
@@ -63,22 +63,15 @@ class PagedSealer:
         self._load_thread.shutdown()
         self._pages.close()
 
-    def _submit(
-        self,
-        thread: ThreadPoolExecutor,
-        work: Callable[..., list[bool]],
-        contexts: Sequence[BlockContext],
-        blocks: Sequence[PagedBlock],
-        messages: Sequence[Bytes],
-    ) -> Future[list[bool]]:
+    def _submit(self, thread: ThreadPoolExecutor, work: Callable[[Any], list[bool]], count: int) -> Future[list[bool]]:
         try:
             after = self._pages.mark()
         except (ClosedError, DeviceError) as error:  # a server goes on without these blocks
-            self.sealer.count("failed", f"blocks were not moved: {type(error).__name__}", len(blocks))
+            self.sealer.count("failed", f"blocks were not moved: {type(error).__name__}", count)
             failed: Future[list[bool]] = Future()
-            failed.set_result([False] * len(blocks))
+            failed.set_result([False] * count)
             return failed
-        return thread.submit(work, contexts, blocks, messages, after)
+        return thread.submit(work, after)
 
     def _store(
         self, contexts: Sequence[BlockContext], blocks: Sequence[PagedBlock], messages: Sequence[Bytes], after: Any
