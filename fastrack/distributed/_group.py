@@ -294,9 +294,7 @@ class SecureGroup:
         self._require_rank(target, other=True)
 
         def work(place: Place) -> None:
-            with CollectiveOperation(
-                self._link, place, "send", ranks=[target], source=self.rank, target=target
-            ) as messages:
+            with CollectiveOperation(self._link, place, "send", source=self.rank, target=target) as messages:
                 messages.send([messages.make(target, tensor, [target])])
 
         return self._run(work, tensor, async_op, is_filled=False)
@@ -313,9 +311,7 @@ class SecureGroup:
         self._require_rank(source, other=True)
 
         def work(place: Place) -> None:
-            with CollectiveOperation(
-                self._link, place, "send", ranks=[source], source=source, target=self.rank
-            ) as messages:
+            with CollectiveOperation(self._link, place, "send", source=source, target=self.rank) as messages:
                 messages.open([messages.receive(source, self.rank, tensor)], [tensor])
 
         return self._run(work, tensor, async_op)

@@ -26,25 +26,17 @@ class CollectiveOperation:
     """The messages of one operation. If its `with` block succeeds, all participants have confirmed success.
 
     All tensors are on one device. Messages are bound to the operation, to its `detail`, such as the reduction, and to
-    the caller of the link: all ranks must agree on these. `ranks` are the other participants. `source` and `target`
-    are the ranks of a `send`.
+    the caller of the link: all ranks must agree on these. `source` and `target` are the ranks of a `send`; all ranks
+    take part in other operations.
     """
 
     def __init__(
-        self,
-        link: Link,
-        place: Place,
-        operation: str,
-        detail: str = "",
-        *,
-        ranks: Sequence[int] | None = None,
-        source: int = -1,
-        target: int = -1,
+        self, link: Link, place: Place, operation: str, detail: str = "", *, source: int = -1, target: int = -1
     ) -> None:
         self._link = link
         self._place = place
         self._operation = " ".join(filter(None, (operation, detail, link.caller)))
-        self._ranks = link.others if ranks is None else ranks
+        self._ranks = link.others if source < 0 else [target if source == link.rank else source]
         self._number = link.next_number(source, target)
         pair = "" if source < 0 else f" from rank {source} to {target}"
         self._name = f"{self._operation} {self._number}{pair}"  # unique to the operation; its ranks confirm it
