@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,12 +155,13 @@ def _write_shards(plan: SavePlan, planner: SavePlanner, folder: Location, key: K
             values[item.index.fqn] = _unpickle_own(planner, item)
             results.append(WriteResult(item.index, 0, Shard(file_id)))
             continue
-        source, name = _Source.of(planner, item), str(len(tensors))
-        tensors[name] = PlainTensor(source.dtype, source.shape, source.load)
-        if source.is_elsewhere:
-            elsewhere[name] = source.seal
-        shard = Shard(file_id, int(name), source.dtype, source.shape)
-        results.append(WriteResult(item.index, tensors[name].nbytes, shard))
+        dtype, shape, is_elsewhere = _describe(planner, item)
+        name = str(len(tensors))
+        # The planner resolves a tensor again for each use, since resolving may take memory.
+        tensors[name] = PlainTensor(dtype, shape, partial(_reader, planner, item))
+        if is_elsewhere:
+            elsewhere[name] = partial(_seal, planner, item)
+        results.append(WriteResult(item.index, tensors[name].nbytes, Shard(file_id, int(name), dtype, shape)))
     if values:
         tensors |= _encode_values(values)
     path = shard_file(folder, file_id)
@@ -183,37 +185,29 @@ def _encode_values(values: Mapping[str, Any]) -> dict[str, PlainTensor]:
     return {name: PlainTensor.of(array) for name, array in named.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """A tensor that the planner resolves again for each use, since resolving may take memory."""
+def _describe(planner: SavePlanner, item: WriteItem) -> tuple[str, tuple[int, ...], bool]:
+    """Return the dtype and shape of a tensor, and whether it is on a device."""
+    assert item.tensor_data is not None
+    tensor = _resolve(planner, item)
+    try:
+        dtype, shape = arrays.dtype_and_shape(tensor)
+    except TypeError as error:
+        raise TypeError(f"{item.index.fqn!r:.200} cannot be saved: {error}") from error
+    expected = item.tensor_data.properties.dtype, tuple(item.tensor_data.chunk.sizes)
+    if (tensor.dtype, shape) != expected or dtypes.BITS[dtype] % 8:
+        raise TypeError(
+            f"{item.index.fqn!r:.200} cannot be saved: expected {expected[0]} {list(expected[1])} with elements of "
+            f"whole bytes, got {tensor.dtype} {list(shape)}"
+        )
+    return dtype, shape, tensor.device.type != "cpu"
 
-    planner: SavePlanner
-    item: WriteItem
-    dtype: str
-    shape: tuple[int, ...]
-    is_elsewhere: bool
 
-    @classmethod
-    def of(cls, planner: SavePlanner, item: WriteItem) -> _Source:
-        assert item.tensor_data is not None
-        tensor = _resolve(planner, item)
-        try:
-            dtype, shape = arrays.dtype_and_shape(tensor)
-        except TypeError as error:
-            raise TypeError(f"{item.index.fqn!r:.200} cannot be saved: {error}") from error
-        expected = item.tensor_data.properties.dtype, tuple(item.tensor_data.chunk.sizes)
-        if (tensor.dtype, shape) != expected or dtypes.BITS[dtype] % 8:
-            raise TypeError(
-                f"{item.index.fqn!r:.200} cannot be saved: expected {expected[0]} {list(expected[1])} with elements of "
-                f"whole bytes, got {tensor.dtype} {list(shape)}"
-            )
-        return cls(planner, item, dtype, shape, tensor.device.type != "cpu")
+def _reader(planner: SavePlanner, item: WriteItem) -> Callable[[int, int], Bytes]:
+    return arrays.reader(_resolve(planner, item).contiguous())
 
-    def load(self) -> Callable[[int, int], Bytes]:
-        return arrays.reader(_resolve(self.planner, self.item).contiguous())
 
-    def seal(self, context: MessageContext, key: Key) -> Bytes:
-        return seal_message(_resolve(self.planner, self.item).contiguous(), context, key)
+def _seal(planner: SavePlanner, item: WriteItem, context: MessageContext, key: Key) -> Bytes:
+    return seal_message(_resolve(planner, item).contiguous(), context, key)
 
 
 def _resolve(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
