@@ -97,7 +97,7 @@ OTHERS = {
     "CloseGuard Transfer BufferLease PlainSealer StagingPool Owners CollectiveOperation": "as those before",
     "Device CpuDevice CudaDevice Pipeline BesideCaptures _Current": "belong to a Channel, which reports",
     "DeviceOperation CpuOperation CudaOperation": "belong to a call, or to the owners of a Channel",
-    "Link Place HostPlace CudaPlace Transport PointToPoint SealedProcessGroup": "belong to a SecureGroup",
+    "Link HostPlace CudaPlace Transport PointToPoint SealedProcessGroup": "belong to a SecureGroup",
     "CheckpointWriter": "ended by torch, whose save raises, and whose async_save has a future",
     "_Iterator": "has batches, which a loader gives again",
     "Journal TourLedger DeviceCollateral": "store each call by itself",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,75 +18,47 @@ from fastrack.errors import DeviceError
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
 
-class Place(Protocol):
-    """A place of tensors. Sealed chunks are always in host memory."""
-
-    devices: list[Any] | None  # the GPU, required by futures of its tensors
-
-    def bytes_of(self, tensor: torch.Tensor) -> Any:
-        """Return the bytes of a contiguous tensor, for slicing."""
-
-    def buffer(self, name: str, size: int) -> torch.Tensor:
-        """Return uint8 (size,) for plaintext. Operations share it, and `close` wipes it."""
-
-    def expand_key(self, key: MessageKey) -> Any:
-        """Return the expanded key for the runs of a message. Wipe it after use; `key` may be wiped now."""
-
-    def seal_run(self, schedule: Any, plain: Any, sealed: Bytes, first_chunk: int) -> None:
-        """Seal up to one slab of the bytes of a tensor into chunks."""
-
-    def open_run(self, schedule: Any, sealed: Bytes, target: Any, first_chunk: int) -> int | None:
-        """Open chunks into bytes of a tensor. Return the first bad chunk, which is zeros in `target`."""
-
-    def order(self, work: Callable[[], None], tensor: torch.Tensor) -> Callable[[], None]:
-        """Return `work` for another thread, ordered after this thread's pending work on the tensor.
-
-        Raise DeviceError if ordering fails.
-        """
-
-    def synchronize(self) -> None:
-        """Wait until all pending work is done."""
-
-    def clear(self, tensor: torch.Tensor) -> None:
-        """Overwrite a tensor with zeros, unless the device has failed."""
-
-    def close(self) -> None:
-        """Wipe all buffers, and release the device."""
-
-
 class HostPlace:
-    """`Place` in host memory, on an engine of the host."""
+    """The place of tensors in host memory, with the runs of an engine of the host."""
 
-    devices: list[Any] | None = None
+    devices: list[Any] | None = None  # the GPU, required by futures of its tensors
 
     def __init__(self, engine: Engine) -> None:
         self.expand_key, self.seal_run, self.open_run = engine.expand_key, engine.seal_run, engine.open_run
         self._buffers: dict[str, torch.Tensor] = {}
 
     def bytes_of(self, tensor: torch.Tensor) -> Bytes:
+        """Return the bytes of a contiguous tensor, for slicing."""
         memory: Bytes = _flat(tensor).numpy()
         return memory
 
     def buffer(self, name: str, size: int) -> torch.Tensor:
+        """Return uint8 (size,) for plaintext. Operations share it, and `close` wipes it."""
         return reuse(self._buffers, name, size, "cpu")
 
     def order(self, work: Callable[[], None], tensor: torch.Tensor) -> Callable[[], None]:
+        """Return `work` for another thread, ordered after this thread's pending work on the tensor.
+
+        Raise DeviceError if ordering fails.
+        """
         return work
 
     def synchronize(self) -> None:
-        """Do nothing: no work is pending."""
+        """Wait until all pending work is done, of which there is none here."""
 
     def clear(self, tensor: torch.Tensor) -> None:
+        """Overwrite a tensor with zeros, unless the device has failed."""
         tensor.detach().zero_()
 
     def close(self) -> None:
+        """Wipe all buffers, and release the device."""
         for buffer in self._buffers.values():
             buffer.zero_()
         self._buffers.clear()
 
 
 class CudaPlace:
-    """`Place` on a GPU, whose kernels seal and open, so that host memory holds only sealed chunks.
+    """The place of tensors on a GPU, whose kernels seal and open, so that host memory holds only sealed chunks.
 
     Each run is one `DeviceOperation`, and is authenticated when it returns. Torch adds. One stream orders the work
     of a group on the GPU and waits for the caller's stream; the host waits for its end, so that every stream
@@ -114,12 +86,15 @@ class CudaPlace:
         return reuse(self._buffers, name, size, self._name)
 
     def expand_key(self, key: MessageKey) -> MessageKeys:
+        """Return the expanded key for the runs of a message. Wipe it after use; `key` may be wiped now."""
         return MessageKeys.of([key])
 
     def seal_run(self, schedule: MessageKeys, plain: torch.Tensor, sealed: Bytes, first_chunk: int) -> None:
+        """Seal up to one slab of the bytes of a tensor into chunks."""
         self._run("seal", schedule, plain, sealed, first_chunk)
 
     def open_run(self, schedule: MessageKeys, sealed: Bytes, target: torch.Tensor, first_chunk: int) -> int | None:
+        """Open chunks into bytes of a tensor. Return the first bad chunk, which is zeros in `target`."""
         return self._run("open", schedule, target, sealed, first_chunk)
 
     def _run(self, direction: str, key: MessageKeys, plain: torch.Tensor, sealed: Bytes, first: int) -> int | None:
@@ -181,6 +156,10 @@ class CudaPlace:
             closing.callback(self._staging.wipe)
             while self._buffers:
                 closing.callback(self.clear, self._buffers.popitem()[1])
+
+
+Place = HostPlace | CudaPlace
+"""The place of tensors. Both have the same methods; sealed chunks are always in host memory."""
 
 
 def reuse(buffers: dict[str, torch.Tensor], name: str, size: int, device: str) -> torch.Tensor:
