@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fastrack._devices import canonical
@@ -86,8 +86,7 @@ class DataBuffer:
             raise ValueError(
                 f"{file.path}: expected a file with everything sealed, got {len(file.plain)} plain tensors"
             )
-        places = _places(file)
-        end = max((start + length for start, length in places.values()), default=0)
+        places, end = find_places(file)
         if end > self.size:
             raise ValueError(
                 f"{file.path}: expected at most {self.size} bytes for the buffer, got {end}. Seal smaller shards, or "
@@ -126,16 +125,12 @@ class DataBuffer:
         return f"<DataBuffer of {self.size} bytes on {self._device}, {self._used} used>"
 
 
-def _places(file: SealedFile) -> dict[str, tuple[int, int]]:
-    """Return the start and the length of each tensor in a buffer, in bytes."""
-    places, start = {}, 0
+def find_places(file: SealedFile) -> tuple[dict[str, tuple[int, int]], int]:
+    """Return the start and the length of each tensor in a buffer, and the end of the last one, in bytes."""
+    places, start, end = {}, 0, 0
     for name in file:
         length = file[name].nbytes
         places[name] = start, length
+        end = start + length
         start += -(-length // _ALIGNMENT) * _ALIGNMENT
-    return places
-
-
-def needed(files: Iterable[SealedFile]) -> int:
-    """Return the size of the buffer that holds any one of these files, in bytes: 1 at least."""
-    return max((start + length for file in files for start, length in _places(file).values()), default=1) or 1
+    return places, end

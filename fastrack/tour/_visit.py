@@ -29,7 +29,7 @@ from fastrack.attest._exchange import Collector
 from fastrack.attest._lease import Lease
 from fastrack.attest._offer import Challenge, read_clock
 from fastrack.errors import FormatError, GrantError
-from fastrack.tour._buffer import DataBuffer, needed
+from fastrack.tour._buffer import DataBuffer, find_places
 from fastrack.tour._chain import Chain
 from fastrack.tour._code import Shards, Train, load_code
 from fastrack.tour._documents import FILES_LIMIT, MODEL, Consent, Delegation, ModelVersion, Plan, Receipt
@@ -164,10 +164,6 @@ class _Begun:
         """The time when the visit has to be over."""
         return min(self.delegation.expires, self.consent.expires)
 
-    def wipe(self) -> None:
-        """Overwrite all keys of the visit."""
-        self.unlocked.close()
-
 
 def _new_buffer(data: Sequence[Location], size: int | None, device: object) -> DataBuffer:
     """Return a buffer that holds any of the holder's files. More than a receipt may name are refused."""
@@ -179,7 +175,7 @@ def _new_buffer(data: Sequence[Location], size: int | None, device: object) -> D
         size = 1
         for path in data:
             with load_file(path) as file:
-                size = max(size, needed([file]))
+                size = max(size, find_places(file)[1])
     return DataBuffer(size, device)
 
 
@@ -338,7 +334,7 @@ class _Work:
 
     def wipe(self) -> None:
         """Overwrite all keys of the visit."""
-        self._begun.wipe()
+        self._begun.unlocked.close()
 
     def _sign(self, after: ModelVersion | None) -> Receipt:
         return Receipt(
