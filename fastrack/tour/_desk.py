@@ -106,19 +106,14 @@ class DeskBase:
 
     role: str
 
-    def __init__(self, plan: Plan, terms: Terms, signer: Signer, ledger: TourLedger) -> None:
+    def __init__(self, plan: Plan, terms: Terms, signer: Signer, ledger: TourLedger, party: str) -> None:
         self.plan = plan
         self._terms = terms
         self._signer = signer
         self._ledger = ledger
         self._challenges = _Challenges()
         self._known: Chain | None = None
-        ledger.bind(self._title, plan.digest)
-
-    @property
-    def _title(self) -> str:
-        """The party whose database it is."""
-        return self.role
+        ledger.bind(party, plan.digest)
 
     def ask(self, step: str, body: bytes = b"") -> bytes:
         """Answer a step of a visitor. Raise `FormatError` for a step that this desk does not have.

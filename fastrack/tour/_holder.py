@@ -117,11 +117,8 @@ class HolderDesk(DeskBase):
                 f"opening the desk of {self.name}: expected keys and files whose grants fit into its answers, got "
                 f"{len(self._keys)} and {len(self._files)} ({error}). Seal fewer and larger files, under one key"
             ) from None
-        super().__init__(plan, terms, signer, ledger)  # last: it binds the database
-
-    @property
-    def _title(self) -> str:
-        return f"holder {self.name}"  # two holders would forget each other's consents in one database
+        # Last: it binds the database. Two holders would forget each other's consents in one.
+        super().__init__(plan, terms, signer, ledger, f"holder {self.name}")
 
     def _steps(self) -> Mapping[str, Callable[[bytes], bytes]]:
         return {"challenge": self._challenge, "begin": self._begin, "end": self._end}

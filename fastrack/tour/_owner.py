@@ -108,7 +108,7 @@ class OwnerDesk(DeskBase):
             raise ValueError(
                 f"opening the owner's desk: expected a plan of {signer.verifier!r}, got one of {plan.owner!r}"
             )
-        super().__init__(plan, terms, signer, ledger)
+        super().__init__(plan, terms, signer, ledger, self.role)
         self._root = key
 
     def _steps(self) -> Mapping[str, Callable[[bytes], bytes]]:
