@@ -359,10 +359,7 @@ class DataFilter(Filter):
         members = _from_shareable(shareable)
         _verify(members, self.owner)
         filtered = _to_shareable(members)
-        filtered[ReservedHeaderKey.HEADERS] = {
-            **shareable[ReservedHeaderKey.HEADERS],
-            **filtered[ReservedHeaderKey.HEADERS],
-        }
+        filtered[ReservedHeaderKey.HEADERS] = shareable[ReservedHeaderKey.HEADERS] | filtered[ReservedHeaderKey.HEADERS]
         return filtered
 
 
