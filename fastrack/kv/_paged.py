@@ -41,10 +41,6 @@ class PagedSealer:
         self._store_thread = per_process(self, "_store_thread", partial(ThreadPoolExecutor, 1, "fastrack-kv-store"))
         self._load_thread = per_process(self, "_load_thread", partial(ThreadPoolExecutor, 1, "fastrack-kv-load"))
 
-    def sizes(self) -> Sequence[int]:
-        """Return the bytes of plaintext of a block of each group."""
-        return self._pages.sizes()
-
     def store(
         self, contexts: Sequence[BlockContext], blocks: Sequence[PagedBlock], messages: Sequence[Bytes]
     ) -> Future[list[bool]]:

@@ -108,15 +108,15 @@ class SealedWorker(OffloadingWorker):
         """Seal the blocks of these caches from now on; without any, those of before, at the addresses of now."""
         self.release()
         self._caches = caches or self._caches
-        paged = PagedSealer(pages_of(self._caches), self._key)
-        self._sizes, room = paged.sizes(), self._spec.config.worker_kv_bytes_per_block
+        pages = pages_of(self._caches)
+        self._sizes, room = pages.sizes(), self._spec.config.worker_kv_bytes_per_block
         if message_size(max(self._sizes)) > room:
-            paged.close()
+            pages.close()
             raise FormatError(
                 f"SealedOffloadingConnector: expected blocks whose messages fit {room} bytes, as the first rank's do, "
                 f"got {message_size(max(self._sizes))}. Give all ranks as many layers"
             )
-        self._paged = paged
+        self._paged = PagedSealer(pages, self._key)
 
     def release(self) -> None:
         """Wait for all jobs, and let go of the caches."""

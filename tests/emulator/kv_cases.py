@@ -33,8 +33,8 @@ class PagedCache:
             pieces = [Piece(array.data.ptr + place * BLOCKS * size, size, size) for place in range(outer)]
             groups_of_pieces.append(pieces)
         self.fill()
-        pages = CudaPages(device.resources, groups_of_pieces, self.arrays[0], 4 * SEALED_CHUNK_SIZE)
-        self.sealer = PagedSealer(pages, key)
+        self.pages = CudaPages(device.resources, groups_of_pieces, self.arrays[0], 4 * SEALED_CHUNK_SIZE)
+        self.sealer = PagedSealer(self.pages, key)
         self.blocks = [PagedBlock(group, number) for number in range(BLOCKS) for group in range(len(groups))]
         layout = repr(groups)
         self.contexts = [BlockContext("m@1", layout, f"{rank}.{group}", bytes([n]), "a") for group, n in self.blocks]
@@ -48,7 +48,7 @@ class PagedCache:
         return [arrays[group][:, number].tobytes() for group, number in self.blocks]
 
     def store(self):
-        sizes = self.sealer.sizes()
+        sizes = self.pages.sizes()
         messages = [np.zeros(message_size(sizes[block.group]), np.uint8) for block in self.blocks]
         assert all(self.sealer.store(self.contexts, self.blocks, messages).result())
         return messages

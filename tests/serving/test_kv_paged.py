@@ -31,7 +31,8 @@ class Server:
             [Piece(each.ctypes.data, each.strides[0], each.shape[1]) for each in (self.keys, self.values)],
             [Piece(self.packed[:, layer].ctypes.data, self.packed.strides[0], 48) for layer in (2, 0)],
         ]
-        self.paged = PagedSealer(pages(self.groups, get_engine(threads=1)), key)
+        self.pages = pages(self.groups, get_engine(threads=1))
+        self.paged = PagedSealer(self.pages, key)
 
     def plain(self, block):
         if block.group:
@@ -42,7 +43,7 @@ class Server:
         return [each.copy() for each in (self.keys, self.values, self.packed)]
 
     def messages(self, blocks):
-        return [np.full(message_size(self.paged.sizes()[block.group]), 7, np.uint8) for block in blocks]
+        return [np.full(message_size(self.pages.sizes()[block.group]), 7, np.uint8) for block in blocks]
 
 
 @pytest.fixture
@@ -58,10 +59,10 @@ CONTEXTS = [HERE._replace(hash=bytes([group, number])) for group, number in ALL]
 
 def test_blocks_of_pages_are_messages_of_the_sealer_and_the_reverse(server, key):
     sealer, messages = BlockSealer(key), server.messages(ALL)
-    assert server.paged.sizes() == [40_000, 96]
+    assert server.pages.sizes() == [40_000, 96]
     assert server.paged.store(CONTEXTS, ALL, messages).result() == [True] * len(ALL)
     for context, block, message in zip(CONTEXTS, ALL, messages, strict=True):
-        opened = bytearray(server.paged.sizes()[block.group])
+        opened = bytearray(server.pages.sizes()[block.group])
         assert sealer.open(context, message, opened)
         assert opened == server.plain(block)
     plain = [bytes(reversed(server.plain(block))) for block in ALL]
