@@ -18,7 +18,6 @@ from fastrack._util.regular_file import open_regular
 from fastrack.errors import AuthenticationError, FormatError, RollbackError, SignatureError
 from fastrack.tour._documents import KIND, Completion, Consent, Delegation, ModelVersion, Plan, Receipt
 
-SUFFIX = ".chain"
 _KIND = "chain of a tour"
 _COMPLETION = b"fastrack.tour.completion."
 
