@@ -224,10 +224,8 @@ class BlockFolder:
     def _buffer(self, size: int) -> Iterator[Bytes]:
         """Lend memory for a message, which others have touched: fresh memory costs more than the cipher."""
         with self._lock:
-            fitting = [each for each in self._buffers if each.size >= size]
-            memory = min(fitting, key=len, default=None)
-            if memory is not None:
-                self._buffers = [each for each in self._buffers if each is not memory]
+            memory = min((each for each in self._buffers if each.size >= size), key=len, default=None)
+            self._buffers = [each for each in self._buffers if each is not memory]
         if memory is None:
             memory = empty_bytes(size)
         try:
