@@ -26,7 +26,7 @@ _newest: Chain | None = None
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder whose manifest is that of the last receipt. Its model is compared with `entry` when it is opened."""
+    """A folder whose manifest is that of the last receipt. Its model is compared with it when it is opened."""
 
     path: Path
     chain: Chain
@@ -39,11 +39,6 @@ class Folder:
         chain = _newest = Chain.load(path / CHAIN, owner=owner, known=_newest)
         manifest = load_manifest(manifest_path(path / MODEL), owner=chain.signer)
         return cls(path, chain, require_newest(manifest, chain, str(path / MODEL)))
-
-    @property
-    def entry(self) -> SealedEntry:
-        """The description of the model."""
-        return entry_of(self.manifest)
 
     def check(self, path: Path | None = None) -> None:
         """Compare all bytes of the model, or of a copy of it, with the manifest. It needs no key.

@@ -33,7 +33,7 @@ from fastrack.tour._buffer import DataBuffer, find_places
 from fastrack.tour._chain import Chain
 from fastrack.tour._code import Shards, Train, load_code
 from fastrack.tour._documents import FILES_LIMIT, MODEL, Consent, Delegation, ModelVersion, Plan, Receipt
-from fastrack.tour._folder import CHAIN, Folder, write_file
+from fastrack.tour._folder import CHAIN, Folder, entry_of, write_file
 from fastrack.tour._messages import Desk, pack, read_grants, unpack
 from fastrack.tour._request import VisitRequest, make_visit_offer
 
@@ -197,10 +197,11 @@ def _begin(
         raise GrantError("beginning a visit failed: expected a delegation to the key of this visit, got one to another")
     with ExitStack() as unlocked:  # all keys are wiped unless the visit begins
         model, fresh = _unlock(answer["grants"], identity, plan.owner, clock(), unlocked, count=2)
+        wanted = entry_of(given.manifest).key
         # Before the holder is asked, whose consent a wrong key would use up.
-        if (model.id, fresh.id) != (given.entry.key, delegation.key) or fresh == model:
+        if (model.id, fresh.id) != (wanted, delegation.key) or fresh == model:
             raise GrantError(
-                f"beginning a visit failed: expected key {given.entry.key} of the model and a fresh key "
+                f"beginning a visit failed: expected key {wanted} of the model and a fresh key "
                 f"{delegation.key}, got {model.id} and {fresh.id}. Ask the owner to open its desk with the right key"
             )
         consents: list[Consent] = []
@@ -287,7 +288,7 @@ class _Work:
 
     def _open_model(self, given: Folder) -> Any:
         """Open the model, whose key opens only what is of its lineage and version."""
-        pinned = replace(given.entry, edition=(given.manifest.lineage, given.manifest.version))
+        pinned = replace(entry_of(given.manifest), edition=(given.manifest.lineage, given.manifest.version))
         with SealedFile(given.path / MODEL, entry=pinned) as file:
             return open_checkpoint(file, self._begun.model, self._device)
 
