@@ -181,11 +181,11 @@ class SecureGroup:
         with CollectiveOperation(self._link, place, kind, op) as messages:
             parts = [messages.receive(rank, self.rank, shard) for rank in self._link.others]
             sums = [messages.receive(rank, EVERYONE, shards[rank]) for rank in self._link.others]
-            messages.send([messages.make(rank, shards[rank], [rank]) for rank in self._link.others])
-            total = messages.make(EVERYONE, shard, self._link.others)
+            messages.send([messages.make(rank, shards[rank]) for rank in self._link.others])
+            total = messages.make(EVERYONE, shard)
             for slab in range(len(total.slabs)):
                 messages.add(slab, parts, shard, shard, op)
-                total.send(slab, self._link.transport)
+                total.send(slab)
             messages.open(sums, [shards[rank] for rank in self._link.others])
 
     def reduce_scatter(
@@ -217,7 +217,7 @@ class SecureGroup:
         shards = list(tensor.view(self.size, -1).unbind())
         with CollectiveOperation(self._link, place, "reduce_scatter", op) as messages:
             parts = [messages.receive(rank, self.rank, output) for rank in self._link.others]
-            messages.send([messages.make(rank, shards[rank], [rank]) for rank in self._link.others])
+            messages.send([messages.make(rank, shards[rank]) for rank in self._link.others])
             for slab in range(len(Slabs(output.nbytes))):
                 messages.add(slab, parts, shards[self.rank], output.view(-1), op)
 
@@ -246,7 +246,7 @@ class SecureGroup:
         shards = list(output.view(self.size, -1).unbind())
         with CollectiveOperation(self._link, place, kind) as messages:
             others = [messages.receive(rank, EVERYONE, shards[rank]) for rank in self._link.others]
-            messages.send([messages.make(EVERYONE, tensor, self._link.others)])
+            messages.send([messages.make(EVERYONE, tensor)])
             if shards[self.rank].data_ptr() != tensor.data_ptr():
                 shards[self.rank].copy_(tensor.view(-1))
             messages.open(others, [shards[rank] for rank in self._link.others])
@@ -274,7 +274,7 @@ class SecureGroup:
     def _broadcast(self, place: Place, kind: str, tensor: torch.Tensor, source: int) -> None:
         with CollectiveOperation(self._link, place, kind, f"of {source}") as messages:
             if source == self.rank:
-                messages.send([messages.make(EVERYONE, tensor, self._link.others)])
+                messages.send([messages.make(EVERYONE, tensor)])
             else:
                 messages.open([messages.receive(source, EVERYONE, tensor)], [tensor])
 
@@ -295,7 +295,7 @@ class SecureGroup:
 
         def work(place: Place) -> None:
             with CollectiveOperation(self._link, place, "send", source=self.rank, target=target) as messages:
-                messages.send([messages.make(target, tensor, [target])])
+                messages.send([messages.make(target, tensor)])
 
         return self._run(work, tensor, async_op, is_filled=False)
 

@@ -15,7 +15,6 @@ from fastrack._crypto.engine import get_engine
 from fastrack._keys.keys import Key
 from fastrack._keys.leases import LeasedKey
 from fastrack._util.fork import per_process
-from fastrack.distributed._messages import SLAB_CHUNKS
 from fastrack.distributed._places import CudaPlace, HostPlace, Place, reuse
 from fastrack.distributed._session import RANDOM_SIZE, GroupSession
 from fastrack.distributed._transport import Transport
@@ -75,7 +74,7 @@ class Link:
             return self._host
         with self._opening:
             if device not in self._gpus:
-                self._gpus[device] = CudaPlace(device, SLAB_CHUNKS)
+                self._gpus[device] = CudaPlace(device)
             return self._gpus[device]
 
     def confirm(self, text: str, deadline: float, ranks: Sequence[int]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,12 @@ import torch
 
 from fastrack._crypto.base import Bytes
 from fastrack._transfer.timeline import span
-from fastrack.distributed._places import Place
-from fastrack.distributed._session import GroupSession, Route
-from fastrack.distributed._transport import Pending, Transport
+from fastrack.distributed._link import Link
+from fastrack.distributed._places import SLAB_CHUNKS, Place
+from fastrack.distributed._session import EVERYONE, Route
+from fastrack.distributed._transport import Pending
 from fastrack.errors import AuthenticationError
 from fastrack.format import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE, chunk_count, message_size
-
-SLAB_CHUNKS = 256  # 4 MiB: fewer sends, and still in cache from the cipher to the sum
 
 
 class Slabs:
@@ -48,40 +46,32 @@ class Slabs:
 
 
 class Outgoing:
-    """A message that is sealed once and sent to one or more ranks.
+    """A message that is sealed once and sent to the rank of its route, or to all others.
 
-    `plain` is the bytes of the tensor on its device; a slab may change until `send` seals it. `buffer` has room for
-    the message.
+    A slab of the tensor may change until `send` seals it.
     """
 
-    def __init__(
-        self,
-        session: GroupSession,
-        place: Place,
-        route: Route,
-        plain: Any,
-        buffer: torch.Tensor,
-        ranks: Sequence[int],
-    ) -> None:
+    def __init__(self, link: Link, place: Place, route: Route, tensor: torch.Tensor) -> None:
         self.slabs = Slabs(route.nbytes)
+        self._transport = link.transport
         self._place = place
-        self._plain = plain
-        self._buffer = buffer[: self.slabs.size]
+        self._plain: Any = place.bytes_of(tensor)
+        self._buffer = link.buffer(f"out {route.target}", self.slabs.size)
         self._memory: Bytes = self._buffer.numpy()
-        self._ranks = ranks
+        self._ranks = link.others if route.target == EVERYONE else [route.target]
         self._pending: list[Pending] = []
-        header, key = session.seal(route)
+        header, key = link.session.seal(route)
         self._memory[:HEADER_SIZE] = np.frombuffer(header, np.uint8)
         self._schedule = place.expand_key(key)
         key.wipe()
 
-    def send(self, slab: int, transport: Transport) -> None:
+    def send(self, slab: int) -> None:
         """Seal a slab, and begin to send it."""
         chunks = self._memory[self.slabs.chunks(slab)]
         with span("seal"):
             self._place.seal_run(self._schedule, self._plain[self.slabs.plain(slab)], chunks, slab * SLAB_CHUNKS)
         sent = self._buffer[self.slabs.sent(slab)]
-        self._pending += [transport.send(sent, rank) for rank in self._ranks]
+        self._pending += [self._transport.send(sent, rank) for rank in self._ranks]
 
     def wait(self, deadline: float) -> None:
         """Wait until all is sent."""
@@ -94,18 +84,17 @@ class Outgoing:
 
 
 class Incoming:
-    """A message from one rank. `buffer` has room for it, and is filled from now on."""
+    """A message from one rank, which is received from now on."""
 
-    def __init__(
-        self, session: GroupSession, place: Place, route: Route, buffer: torch.Tensor, transport: Transport
-    ) -> None:
+    def __init__(self, link: Link, place: Place, route: Route) -> None:
         self.slabs = Slabs(route.nbytes)
         self.route = route
-        self._session = session
+        self._session = link.session
         self._place = place
+        buffer = link.buffer(f"in {route.source} {route.target}", self.slabs.size)
         self._memory: Bytes = buffer.numpy()
         self._pending = [
-            transport.receive(buffer[self.slabs.sent(slab)], route.source) for slab in range(len(self.slabs))
+            link.transport.receive(buffer[self.slabs.sent(slab)], route.source) for slab in range(len(self.slabs))
         ]
         self._schedule: Any = None
 

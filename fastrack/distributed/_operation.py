@@ -48,21 +48,15 @@ class CollectiveOperation:
         dtype = str(tensor.dtype).removeprefix("torch.")
         return Route(self._operation, self._number, source, target, dtype, tensor.nbytes)
 
-    def make(self, target: int, tensor: torch.Tensor, ranks: Sequence[int]) -> Outgoing:
+    def make(self, target: int, tensor: torch.Tensor) -> Outgoing:
         """Return an unsent message with a tensor."""
-        link = self._link
-        route = self._route(link.rank, target, tensor)
-        buffer = link.buffer(f"out {target}", Slabs(tensor.nbytes).size)
-        message = Outgoing(link.session, self._place, route, self._place.bytes_of(tensor), buffer, ranks)
+        message = Outgoing(self._link, self._place, self._route(self._link.rank, target, tensor), tensor)
         self._all.append(message)
         return message
 
     def receive(self, source: int, target: int, tensor: torch.Tensor) -> Incoming:
         """Begin to receive a message of a tensor's dtype and size."""
-        link = self._link
-        route = self._route(source, target, tensor)
-        buffer = link.buffer(f"in {source} {target}", Slabs(tensor.nbytes).size)
-        message = Incoming(link.session, self._place, route, buffer, link.transport)
+        message = Incoming(self._link, self._place, self._route(source, target, tensor))
         self._all.append(message)
         return message
 
@@ -71,7 +65,7 @@ class CollectiveOperation:
         for slab in range(max((len(message.slabs) for message in messages), default=0)):
             for message in messages:
                 if slab < len(message.slabs):
-                    message.send(slab, self._link.transport)
+                    message.send(slab)
 
     def open(self, messages: Sequence[Incoming], targets: Sequence[torch.Tensor]) -> None:
         """Open messages, slab by slab in turn."""
