@@ -106,19 +106,13 @@ class CudaPlace:
         stop = start + view.size
         whole = replace(view, address=view.address - start, size=stop)
         chunks = HostMemory(address(sealed) - before, before + sealed.size, sealed)
-        copy = key.key(0)
-        keys = MessageKeys.of([copy])
-        copy.wipe()
+        operation = self._device.begin(Messages(key, [stop], [whole], [chunks], [None], [None], [None]))
         try:
-            operation = self._device.begin(Messages(keys, [stop], [whole], [chunks], [None], [None], [None]))
-            try:
-                slab = Slab([Segment(0, first, start, stop, sealed.size)], sealed.size)
-                (operation.open if direction == "open" else operation.seal)(slab, self._staging)
-            finally:
-                operation.finish(wait=True)
-            bad = operation.result()
+            slab = Slab([Segment(0, first, start, stop, sealed.size)], sealed.size)
+            (operation.open if direction == "open" else operation.seal)(slab, self._staging)
         finally:
-            keys.wipe()
+            operation.finish(wait=True)
+        bad = operation.result()
         if bad is not None and bad.chunk == NO_VERDICT:
             self.clear(plain)
             raise DeviceError(f"{self._name} failed: it has not run, or not told, all that opens a message")
