@@ -119,10 +119,10 @@ class DeviceOperation(Protocol):
         """Start the work on the slabs so far. Their buffers may then be reused after their `wait`."""
 
     def finish(self, *, wait: bool = False) -> None:
-        """End the messages after their last slab, and wipe the keys as soon as the device no longer needs them.
+        """End the messages after their last slab, and wipe expanded keys as soon as the device no longer needs them.
 
-        Later work of the caller on the device runs after the results are complete. With `wait` this method returns
-        after the results are complete.
+        The caller wipes those of `Messages`. Later work of the caller on the device runs after the results are
+        complete. With `wait` this method returns after the results are complete.
         """
 
     def done(self) -> bool:

@@ -255,6 +255,7 @@ BOOLEAN: Field[bool] = checked(lambda value: type(value) is bool, "true or false
 ID = text(r"[0-9a-f]{32}", "an id of 32 hexadecimal digits")
 DIGEST = text(r"[0-9a-f]{64}", "a digest of 64 hexadecimal digits")
 NUMBER = integer(0, NUMBER_LIMIT - 1)
+SECONDS = checked(lambda value: type(value) in {int, float} and 0 < value < inf, "a number of seconds above 0")
 INTEGER = integer(0, 65535)
 BITS = one_of(128, 256)  # of a key
 TIME = Field(_read_time, encode_time)

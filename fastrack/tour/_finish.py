@@ -44,7 +44,7 @@ def finish(folder: str | os.PathLike[str], out: str | os.PathLike[str], *, owner
     Raises
     ------
     RollbackError
-        If a visit is missing, or the model is not the one of the last receipt.
+        If a visit is missing, the tour is finished already, or the model is not the one of the last receipt.
     SignatureError, AuthenticationError, FormatError
         If the folder or an answer does not verify.
     OSError
@@ -61,6 +61,10 @@ def finish(folder: str | os.PathLike[str], out: str | os.PathLike[str], *, owner
     FileNotFoundError: ...
     """
     given = Folder.read(Path(folder), owner)
+    if given.chain.completion is not None:
+        raise RollbackError(
+            f"finishing a tour: expected the folder of the last visit, got {given.path}, which is finished. Use it"
+        )
     with new_folder(Path(out)) as target:
         shutil.copyfile(given.path / MODEL, target / MODEL)
         with (target / MODEL).open("rb") as file:

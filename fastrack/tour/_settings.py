@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fastrack._documents.fields import TEXT, Field, integer
+from fastrack._documents.fields import SECONDS, TEXT
 from fastrack._documents.toml import Table, filled
 from fastrack._keys.signing import Verifier
 from fastrack._util.rights import open_own
@@ -85,8 +85,7 @@ class VisitSettings:
 
 _DATA = filled(TEXT, "a list of paths or URLs", tuple)
 _PATHS = ("certificate", "private_key", "ca")
-_SECONDS = integer(0)
-_OPTIONS = {"timeout": Field(lambda value: float(_SECONDS.read(value)))}
+_OPTIONS = {"timeout": SECONDS}
 
 
 def _read_desk(settings: Table, key: str, folder: Path) -> Desk:

@@ -123,7 +123,7 @@ def visit(
     code = chain.plan.code
     function, _ = load_code(train, code)
     given.check()
-    work = None
+    begun = work = None
     try:
         with new_folder(Path(out)) as target:  # it and the buffer before the visit is begun, which counts as an attempt
             buffer = _new_buffer(data, buffer_size, device)
@@ -137,6 +137,8 @@ def visit(
             work.wipe()
             with suppress(Exception):  # the error of the visit is the one to hear of
                 holder_desk.ask("end", work.last_receipt().envelope)
+        elif begun is not None:
+            begun.unlocked.close()
         raise
     work.wipe()
     try:

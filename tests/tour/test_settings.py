@@ -39,6 +39,11 @@ def test_settings_are_the_arguments_of_a_visit(load, tmp_path):
     assert found["collect"] is attest.collect_evidence
 
 
+def test_a_desk_may_have_a_part_of_a_second(load):
+    found = load({"owner_desk": f"[owner_desk]\n{DESK}\ntimeout = 0.5"})
+    assert found.owner_desk == tour.RemoteDesk("https://desk.example:8443", timeout=0.5)
+
+
 def test_other_evidence_is_a_function_that_the_site_names(load):
     found = load({"data": 'data = ["a"]\ncollect = "helpers.tour_rig:machine"\ndevice = "cuda:1"'})
     assert (found.collect, found.device) == (machine, "cuda:1")
@@ -57,6 +62,10 @@ def test_other_evidence_is_a_function_that_the_site_names(load):
         ({"holder_desk": ""}, "a table as holder_desk"),
         ({"owner_desk": "[owner_desk]"}, "as owner_desk.url"),
         ({"owner_desk": f"[owner_desk]\n{DESK}\ntoken = 1"}, "as owner_desk.token"),
+        *(
+            ({"owner_desk": f"[owner_desk]\n{DESK}\ntimeout = {seconds}"}, "a number of seconds above 0")
+            for seconds in ("0", "-1", "nan", "inf", "true", '"7"')
+        ),
     ],
 )
 def test_settings_that_are_not_known_or_not_there_are_refused(load, others, message):

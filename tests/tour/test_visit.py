@@ -69,6 +69,14 @@ def test_the_finished_model_is_accepted_by_an_anchor_of_its_owner(rig):
     assert torch.equal(state["model"]["total"], rig.total())
 
 
+def test_a_finished_tour_is_not_finished_again(rig):
+    chain, manifest = rig.finish(rig.whole())
+    (rig.folder / "v3" / f"{MODEL}.manifest").write_bytes(manifest)
+    (rig.folder / "v3/tour.chain").write_bytes(chain.to_bytes())
+    with pytest.raises(RollbackError, match=r"expected the folder of the last visit, got .*v3, which is finished"):
+        tour.finish(rig.folder / "v3", rig.folder / "again", owner=rig.owner.verifier, owner_desk=None)
+
+
 def test_a_tour_is_not_finished_before_its_last_visit(rig):
     with pytest.raises(RollbackError, match="expected 3 receipts, got 1"):
         rig.finish(rig.visit(0), number=1)
@@ -312,6 +320,20 @@ def test_the_keys_of_a_visit_are_wiped(rig, monkeypatch):
     monkeypatch.setattr(fastrack.Key, "wipe", lambda key: (wiped.append(key.id), wipe(key))[1])
     chain = rig.visit(0)
     assert {rig.key.id, rig.data_keys["ada"].id, chain.visits[0].delegation.key} <= set(wiped)
+
+
+def test_the_keys_of_a_visit_that_ends_before_its_work_are_wiped(rig, monkeypatch):
+    wiped = []
+    wipe = fastrack.Key.wipe
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fastrack.Key, "wipe", lambda key: (wiped.append(key.id), wipe(key))[1])
+    monkeypatch.setattr("fastrack.tour._visit._Work", fail)
+    with pytest.raises(KeyboardInterrupt):
+        rig.visit(0)
+    assert {rig.key.id, rig.data_keys["ada"].id} <= set(wiped)
 
 
 def test_a_grant_of_a_visit_opens_only_the_files_and_the_version_that_it_names(rig):

@@ -17,7 +17,7 @@ from fastrack._cli.console import clean, note, pluralize, tell
 from fastrack._cli.errors import refuse_values
 from fastrack._cli.options import Json, Silent
 from fastrack._cli.tours.options import list_shards
-from fastrack._documents.fields import TEXT, Field, checked, list_of, record
+from fastrack._documents.fields import SECONDS, TEXT, Field, list_of, record
 from fastrack._documents.toml import Table
 from fastrack._util.rights import open_own
 from fastrack.errors import FormatError, RollbackError
@@ -166,7 +166,6 @@ def _read_config(path: Path) -> _Config:
 
 
 _NEEDED = ("train", "owner", "owner_key")
-_SECONDS = checked(lambda value: isinstance(value, (int, float)), "a number of seconds")
-_OPTIONS = {"certificate": TEXT, "private_key": TEXT, "ca": TEXT, "timeout": _SECONDS, "device": TEXT}
+_OPTIONS = {"certificate": TEXT, "private_key": TEXT, "ca": TEXT, "timeout": SECONDS, "device": TEXT}
 _PATHS = ("owner_key", "certificate", "private_key", "ca")
 _HOLDER: Field[dict[str, Any]] = record(dict, {"desk": TEXT, "data": list_of(TEXT)})
