@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Protocol
 from fastrack._crypto.base import Bytes, Messages
 from fastrack._crypto.gather import GatherPlan
 from fastrack._tensors.arrays import Framework
-from fastrack._util.trace import Detail
 
 NO_VERDICT = -2  # the `chunk` of a `BadChunk` if something of a call was lost: nothing is known of any of its messages
 BAD_PLAN = -1  # the `chunk` of a `BadChunk` if a plan or a table was altered on its way to the device
@@ -32,11 +31,6 @@ class Segment(NamedTuple):
     offset: int = 0  # in the staging buffer: a multiple of 16. The chunks of a gather are contiguous
     plan: GatherPlan | None = None
 
-    @property
-    def detail(self) -> Detail:
-        """The attributes of the segment in a timeline."""
-        return {"chunk": self.first_chunk, "sealed": self.sealed_size}
-
 
 @dataclass(frozen=True, slots=True)
 class Slab:
@@ -53,11 +47,6 @@ class Slab:
     def first_chunk(self) -> int:
         """The first chunk of the first segment."""
         return self.segments[0].first_chunk
-
-    @property
-    def detail(self) -> Detail:
-        """The attributes of the slab in a timeline."""
-        return {"chunk": self.first_chunk, "sealed": self.sealed_size}
 
 
 class BadChunk(NamedTuple):

@@ -438,7 +438,8 @@ class MessageRecorder:
         """Add the device time of the block's commands to the timeline, if a timeline is recorded."""
         if self._clock is None:
             return nullcontext()
-        return self._clock.span(name, track, stream, slab.detail, commands)
+        detail = {"chunk": slab.first_chunk, "sealed": slab.sealed_size}
+        return self._clock.span(name, track, stream, detail, commands)
 
 
 def wait_for(commands: Commands, event: Event, spin: int = 0) -> None:
