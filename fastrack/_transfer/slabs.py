@@ -35,11 +35,7 @@ class Sizes:
     @property
     def buffer_size(self) -> int:
         """Bytes of a staging buffer."""
-        return self.buffer_size_for(self.largest)
-
-    def buffer_size_for(self, size: int) -> int:
-        """Return the bytes of a staging buffer for one segment of `size` bytes of plaintext."""
-        return ciphertext_size(size) + self.segment_overhead
+        return ciphertext_size(self.largest) + self.segment_overhead
 
     def __iter__(self) -> Iterator[int]:
         size = self.first
@@ -131,7 +127,7 @@ class _Packing:
 
     def _free(self, size: int) -> int:
         """Return the bytes that are free for another segment, in a slab of `size`."""
-        return self._sizes.buffer_size_for(size) - self._sizes.segment_overhead - self._offset - self._taken
+        return ciphertext_size(size) - self._offset - self._taken
 
     def _add(self, segment: Segment) -> None:
         self.segments.append(segment)
