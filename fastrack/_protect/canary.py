@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import pickle
@@ -71,10 +72,6 @@ def _torch_file(needle: bytes, path: Path, **options: Any) -> list[bytes]:
     return [path.read_bytes()]
 
 
-def _legacy_file(needle: bytes, path: Path) -> list[bytes]:
-    return _torch_file(needle, path, _use_new_zipfile_serialization=False)
-
-
 def _torch_buffer(needle: bytes, path: Path) -> list[bytes]:
     import torch
 
@@ -98,22 +95,12 @@ def _pickled(needle: bytes, _: Path) -> list[bytes]:
     return contents
 
 
-def _safetensors_torch(needle: bytes, path: Path) -> list[bytes]:
-    import safetensors.torch as library
-
-    return _safetensors(library, _tensor(needle), needle, path)
-
-
-def _safetensors_numpy(needle: bytes, path: Path) -> list[bytes]:
-    import safetensors.numpy as library
-
-    return _safetensors(library, _tensor(needle).numpy(), needle, path)
-
-
-def _safetensors(library: Any, array: Any, needle: bytes, path: Path) -> list[bytes]:
+def _safetensors(needle: bytes, path: Path, framework: str) -> list[bytes]:
+    library: Any = importlib.import_module(f"safetensors.{framework}")
+    array = _tensor(needle) if framework == "torch" else _tensor(needle).numpy()
     library.save_file({"x": array}, path)
     _require_equal(library.load_file(path)["x"], needle)
-    with library.safe_open(path, library.__name__.partition(".")[2]) as file:
+    with library.safe_open(path, framework) as file:
         for opened in (file.get_tensor("x"), file.get_slice("x")[:]):
             _require_equal(opened, needle)
     content = library.save({"x": array})
@@ -149,10 +136,10 @@ def _require_equal(opened: Any, needle: bytes) -> None:
 
 _TRIALS: dict[str, Callable[[bytes, Path], list[bytes]]] = {
     "torch.save": _torch_file,
-    "torch.save (its format before 1.6)": _legacy_file,
+    "torch.save (its format before 1.6)": functools.partial(_torch_file, _use_new_zipfile_serialization=False),
     "torch.save (open files)": _torch_buffer,
     "pickle": _pickled,
-    "safetensors.torch": _safetensors_torch,
-    "safetensors.numpy": _safetensors_numpy,
+    "safetensors.torch": functools.partial(_safetensors, framework="torch"),
+    "safetensors.numpy": functools.partial(_safetensors, framework="numpy"),
     "torch.distributed.checkpoint": _distributed,
 }
