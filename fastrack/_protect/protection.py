@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import NoneType
 from typing import Any
 
@@ -108,23 +107,16 @@ def _protect_spawned(key: KeyLike | None, keys: KeySource | None) -> None:
                     "torch.multiprocessing.spawn: expected protect_checkpoints to have been given paths, from which "
                     "spawned processes get their keys, got other sources. Name key files there, or use torchrun"
                 )
-            fn = _Spawned(fn, key, keys)
+            fn = functools.partial(_run_protected, fn, key, keys)
         return start(fn, *args, **options)
 
     attributes.replace_everywhere((start, start_processes))
 
 
-@dataclass(frozen=True, slots=True)
-class _Spawned:
-    """The function of a spawned process, which is protected first."""
-
-    function: Callable[..., Any]
-    key: KeyLike | None
-    keys: KeySource | None
-
-    def __call__(self, *args: Any) -> Any:
-        protect_checkpoints(self.key, keys=self.keys)
-        return self.function(*args)
+def _run_protected(function: Callable[..., Any], key: KeyLike | None, keys: KeySource | None, *args: Any) -> Any:
+    """Call the function of a spawned process, which is protected first."""
+    protect_checkpoints(key, keys=keys)
+    return function(*args)
 
 
 def active() -> Protection | None:
