@@ -45,8 +45,8 @@ def install(protection: Protection) -> None:
 
     saving = [name for name in dir(torch._C) if "save" in name.lower() and callable(getattr(torch._C, name))]
     replace_everywhere(
-        (files._save, _sealing(protection, files, files._save, functools.partial(_archive, files))),
-        (files._legacy_save, _sealing(protection, files, files._legacy_save, _legacy)),
+        (files._save, _sealing(protection, files, files._save, is_archive=True)),
+        (files._legacy_save, _sealing(protection, files, files._legacy_save, is_archive=False)),
         (files._open_zipfile_writer, lambda target: contextlib.nullcontext(_Target(target))),
         (opened, open_file_like),
         (torch.from_file, _reading_only(torch.from_file)),
@@ -61,8 +61,8 @@ def install(protection: Protection) -> None:
     _replace_reader(protection, torch)
 
 
-def _sealing(protection: Protection, files: Any, write: Any, wrap: Callable[..., Any]) -> Callable[..., None]:
-    """Return what seals in the place of a function that writes an object into an open file."""
+def _sealing(protection: Protection, files: Any, write: Any, *, is_archive: bool) -> Callable[..., None]:
+    """Return what seals in the place of a function that writes an object into an open file, or into an archive."""
 
     @functools.wraps(write)
     def save(obj: Any, target: Any = None, pickle_module: Any = pickle, *args: Any, **options: Any) -> None:
@@ -72,27 +72,22 @@ def _sealing(protection: Protection, files: Any, write: Any, wrap: Callable[...,
             raise refusal(f"torch.serialization.{write.__name__}")
         if files._serialization_tls.skip_data:
             raise refusal("torch.serialization.skip_data", "It leaves room for values to be written later. Omit it")
-        seal_stream(protection, wrap(write, obj, (Tape(pickle_module), *args), options), target.target)
+        tape = Tape(pickle_module)
+
+        def run(sink: Sink, checked: bool) -> None:
+            if not is_archive:
+                write(obj, sink, tape, *args, **options)
+                return
+            archive = Archive(sink.write, checked and files.get_crc32_options(), files._get_storage_alignment())
+            write(obj, archive, tape, *args, **options)
+            archive.write_end_of_file()
+
+        seal_stream(protection, run, target.target)
         flush = None if is_path(target.target) else getattr(target.target, "flush", None)
         if flush is not None:
             flush()
 
     return save
-
-
-def _archive(
-    files: Any, write: Any, obj: Any, args: tuple[Any, ...], options: dict[str, Any]
-) -> Callable[[Sink, bool], None]:
-    def run(sink: Sink, checked: bool) -> None:
-        archive = Archive(sink.write, checked and files.get_crc32_options(), files._get_storage_alignment())
-        write(obj, archive, *args, **options)
-        archive.write_end_of_file()
-
-    return run
-
-
-def _legacy(write: Any, obj: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Callable[[Sink, bool], None]:
-    return lambda sink, _: write(obj, sink, *args, **options)
 
 
 def _reading_only(from_file: Any) -> Callable[..., Any]:
