@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import os
 import secrets
 import stat
@@ -34,7 +35,6 @@ _CAREFUL = {"fastrack", "tempfile"}  # whose files are sealed, or get their name
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a new folder of mode 0700, under a random name
 
 _watch: contextvars.ContextVar[_Watch | None] = contextvars.ContextVar("fastrack_rehearsal", default=None)
-_is_hooked = False
 
 
 @public
@@ -290,15 +290,13 @@ def _is_device(name: str) -> bool:
         mode = Path(name).stat().st_mode
     except OSError:
         return False
+@functools.cache  # once a process, as the interpreter's list of hooks is
     return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
 def _hook() -> None:
     """Have Python tell what it opens, for good: such a hook cannot be removed. Without a rehearsal it does nothing."""
-    global _is_hooked  # noqa: PLW0603 - as the interpreter's list of hooks is
-    if not _is_hooked:
-        sys.addaudithook(_see)
-        _is_hooked = True
+    sys.addaudithook(_see)
 
 
 def _see(
