@@ -164,23 +164,20 @@ class _Watch:
         if not flags & os.O_APPEND:  # logs stay
             self._keep(name)
 
-    def see_changed(self, path: Any, folder: Any = None) -> None:
+    def see_changed(self, name: str) -> None:
         """Refuse to change a file that was there before the rehearsal, unless it can be put back."""
-        name = _full(path, folder)
         if not name.startswith(self._inside):
             self._keep(name)
 
-    def see_removed(self, path: Any, folder: Any) -> None:
+    def see_removed(self, name: str) -> None:
         """Look at a file before it is gone. Its name says nothing: it may be a temporary one, of text."""
-        name = _full(path, folder)
-        self.see_changed(path, folder)
+        self.see_changed(name)
         if name in self._opened or name.startswith(self._inside):
             self._judge(name, _is_text)
 
-    def see_named(self, path: Any, folder: Any) -> None:
+    def see_named(self, name: str) -> None:
         """Look at the end at a file of another name, by which it leaves the given folder."""
-        self.see_changed(path, folder)
-        name = _full(path, folder)
+        self.see_changed(name)
         if not name.startswith(self._inside):
             self._opened.add(name)
 
@@ -273,7 +270,7 @@ def _open_folders() -> list[str]:
     return [str(each) for each in Path("/proc/self/fd").iterdir() if each.is_dir()]
 
 
-def _full(path: Any, folder: Any) -> str:
+def _full(path: Any, folder: Any = -1) -> str:
     """Return the path that a function of `os` means, with the descriptor of a folder that it is relative to, or -1."""
     if isinstance(path, int):
         return f"/proc/self/fd/{path}"
@@ -290,10 +287,10 @@ def _is_device(name: str) -> bool:
         mode = Path(name).stat().st_mode
     except OSError:
         return False
-@functools.cache  # once a process, as the interpreter's list of hooks is
     return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
+@functools.cache  # once a process, as the interpreter's list of hooks is
 def _hook() -> None:
     """Have Python tell what it opens, for good: such a hook cannot be removed. Without a rehearsal it does nothing."""
     sys.addaudithook(_see)
@@ -312,14 +309,14 @@ def _see(
     if event == "open":
         watch.see_opened(*arguments, caller)
     elif event == "os.remove":
-        watch.see_removed(*arguments)
+        watch.see_removed(_full(*arguments))
     elif event in {"os.rename", "os.link"}:
         source, target, from_folder, to_folder = arguments
         if event == "os.rename":
-            watch.see_changed(source, from_folder)
-        watch.see_named(target, to_folder)
+            watch.see_changed(_full(source, from_folder))
+        watch.see_named(_full(target, to_folder))
     else:
-        watch.see_changed(arguments[0])
+        watch.see_changed(_full(arguments[0]))
 
 
 def _make_folder() -> Path:
