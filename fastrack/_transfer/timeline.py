@@ -32,9 +32,8 @@ class Timeline:
         self.deferred: list[tuple[str, Callable[[], tuple[int, int]], int, Detail]] = []
         self.transfers: list[tuple[int, str, int, int, int, str | None, Steps]] = []
         self.tracks: dict[int, tuple[str, str]] = {}
-        self._streams: dict[tuple[str, str, int], int] = {}
+        self._numbers: dict[tuple[str, str, int], int] = {}  # of the tracks of workers and of streams
         self._lock = per_process(self, "_lock", threading.Lock)
-        self._workers: dict[int, int] = {}
 
     def add(self, name: str, start: int, stop: int, detail: Detail) -> None:
         """Add a span on the calling thread."""
@@ -43,14 +42,9 @@ class Timeline:
     def add_worker(self, number: int, start: int, stop: int) -> None:
         """Add a span of a worker thread that took part in the current step of the calling thread."""
         transfer = getattr(self.local, "transfer", None)
-        if transfer is None:
-            return
-        with self._lock:
-            track = self._workers.get(number)
-            if track is None:
-                track = self._workers[number] = len(self.tracks) + 1
-                self.tracks[track] = HOST, f"fastrack_{number}"
-        self.recorded.append((transfer.current_span, start, stop, track, {}))
+        if transfer is not None:
+            track = self._number((HOST, f"fastrack_{number}", number))
+            self.recorded.append((transfer.current_span, start, stop, track, {}))
 
     def add_transfer(self, name: str, start: int, stop: int, size: int, tensor: str | None, steps: Steps) -> None:
         """Add a transfer on the calling thread, and its steps in order."""
@@ -64,16 +58,19 @@ class Timeline:
         `stream` has the names of the device and of the stream, and a number, since each channel has its own streams.
         `times` returns start and stop. A span for which it raises `DeviceError` is counted as lost.
         """
-        with self._lock:
-            track = self._streams.get(stream)
-            if track is None:
-                track = self._streams[stream] = len(self.tracks) + 1
-                self.tracks[track] = stream[:2]
-        self.deferred.append((name, times, track, detail))
+        self.deferred.append((name, times, self._number(stream), detail))
 
     def clock(self, driver: Driver, stream: Stream) -> Clock:
         """Return a clock of a device for one message, synchronized by an event on an idle stream."""
         return Clock(self.add_deferred, driver, stream)
+
+    def _number(self, row: tuple[str, str, int]) -> int:
+        """Return the number of the track of a worker or a stream, which gets one at its first span."""
+        with self._lock:
+            if row not in self._numbers:
+                self._numbers[row] = len(self.tracks) + 1
+                self.tracks[self._numbers[row]] = row[:2]
+            return self._numbers[row]
 
     def _track(self) -> int:
         try:
