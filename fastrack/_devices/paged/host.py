@@ -16,11 +16,12 @@ class HostPages:
 
     def __init__(self, groups: Sequence[Sequence[Piece]], engine: Engine) -> None:
         self._groups, self._engine = groups, engine
-        self._memory = {way: empty_bytes(max(self.sizes())) for way in ("seal", "open")}
+        self._sizes = [sum(piece.size for piece in pieces) for pieces in groups]
+        self._memory = {way: empty_bytes(max(self._sizes)) for way in ("seal", "open")}
 
     def sizes(self) -> Sequence[int]:
         """Return the bytes of plaintext of a block of each group."""
-        return [sum(piece.size for piece in pieces) for pieces in self._groups]
+        return self._sizes
 
     def mark(self) -> None:
         """Return nothing: work on the host is done when its call returns."""
@@ -28,7 +29,7 @@ class HostPages:
     def seal(self, keys: MessageKeys, blocks: Sequence[PagedBlock], sealed: Sequence[Bytes], after: None) -> None:
         """Seal blocks, block `i` under key `i` into `sealed[i]`."""
         for row, (block, target) in enumerate(zip(blocks, sealed, strict=True)):
-            memory = self._memory["seal"][: self._size(block)]
+            memory = self._memory["seal"][: self._sizes[block.group]]
             end = address(memory)
             for piece in self._groups[block.group]:
                 ctypes.memmove(end, piece.address + block.number * piece.stride, piece.size)
@@ -47,7 +48,7 @@ class HostPages:
         ]
 
     def _open(self, keys: MessageKeys, row: int, block: PagedBlock, source: Bytes) -> bool:
-        memory = self._memory["open"][: self._size(block)]
+        memory = self._memory["open"][: self._sizes[block.group]]
         schedule = self._engine.expand_key(key := keys.key(row))
         key.wipe()
         try:
@@ -66,6 +67,3 @@ class HostPages:
         """Overwrite the memory that blocks pass through."""
         for memory in self._memory.values():
             memory.fill(0)
-
-    def _size(self, block: PagedBlock) -> int:
-        return sum(piece.size for piece in self._groups[block.group])
