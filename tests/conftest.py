@@ -19,9 +19,10 @@ from helpers.own_environment import take_over
 
 _remove_folders = take_over()  # before a library looks at what the machine has
 
-from fastrack import Key  # noqa: E402 - not before
+from helpers.foreign import mark, take_back  # noqa: E402 - not before
+
+from fastrack import Key  # noqa: E402
 from fastrack._devices import confidential  # noqa: E402
-from fastrack._patches.attributes import mark, restore  # noqa: E402
 from fastrack._tensors import arrays  # noqa: E402
 
 if importlib.util.find_spec("hypothesis"):  # which a machine that is lent with its GPU may lack
@@ -76,7 +77,7 @@ def _other_libraries_as_they_were_before_a_module():
     _leave_out_of_collections()
     before, handlers = mark(), {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     yield
-    restore(before)
+    take_back(before)
     for each, handler in handlers.items():  # Ray leaves one that ends the process
         if signal.getsignal(each) is not handler:
             signal.signal(each, handler or signal.SIG_DFL)  # None for one that is not of Python
@@ -86,7 +87,7 @@ def _other_libraries_as_they_were_before_a_module():
 def _other_libraries_as_they_were():
     before, variables = mark(), dict(os.environ)
     yield
-    restore(before)
+    take_back(before)
     if os.environ != variables:
         os.environ.clear()
         os.environ |= variables

@@ -80,17 +80,3 @@ def find_holder(old: Any) -> str | None:
     """Return what kind of object holds a function where no replacement reaches it: a partial, or a class."""
     kinds = functools.partial, staticmethod, classmethod
     return next((type(each).__name__ for each in gc.get_referrers(old) if type(each) in kinds), None)
-
-
-def mark() -> int:
-    """Return how many changes there are, for `restore`."""
-    return len(_steps)
-
-
-def restore(until: int = 0) -> None:
-    """Take back all changes, the last one first, until so many are left: for tests, as protection is for good.
-
-    Modules that were imported meanwhile keep what they copied.
-    """
-    while len(_steps) > until:
-        _steps.pop()[0]()

@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import canaries
+from helpers.foreign import take_back
 from helpers.forking import in_forked_child
 
 import fastrack
-from fastrack._patches import attributes, imports
+from fastrack._patches import imports
 from fastrack._protect import refusals, sealing
 
 torch = pytest.importorskip("torch")
@@ -36,7 +37,7 @@ SLAB = 8 << 20
 def protected():
     fastrack.protect_checkpoints(KEY)
     yield
-    attributes.restore()
+    take_back()
 
 
 def protect_again(key=KEY, **options):
@@ -360,7 +361,7 @@ def test_pickles_of_tensors_are_sealed():
 
 @pytest.mark.slow
 def test_plain_files_of_before_load_as_ever(tmp_path):
-    attributes.restore()
+    take_back()
     torch.save(state(), tmp_path / "plain.pt")
     safetensors_torch.save_file({"x": torch.arange(3)}, tmp_path / "plain.safetensors")
     protect_again()
@@ -374,7 +375,7 @@ def test_plain_files_of_before_load_as_ever(tmp_path):
 def test_an_unprotected_process_refuses_what_was_sealed(tmp_path):
     torch.save(state(), tmp_path / "model.pt")
     safetensors_torch.save_file(tensors(), tmp_path / "model.safetensors")
-    attributes.restore()
+    take_back()
     try:
         for options in ({}, {"weights_only": False}, {"mmap": True}):
             with pytest.raises((pickle.UnpicklingError, RuntimeError)):
@@ -496,16 +497,16 @@ def test_a_second_call_does_nothing_and_another_key_is_refused():
 @pytest.mark.slow
 def test_checkpoints_of_earlier_keys_open(tmp_path):
     torch.save(state(), tmp_path / "old.pt")
-    attributes.restore()
+    take_back()
     try:
         protect_again(fastrack.Key.generate())
         with pytest.raises(fastrack.UnknownKeyError):
             torch.load(tmp_path / "old.pt")
-        attributes.restore()
+        take_back()
         protect_again(fastrack.Key.generate(), keys=KEY)
         require_equal(torch.load(tmp_path / "old.pt"))
     finally:
-        attributes.restore()
+        take_back()
         protect_again()
 
 
@@ -596,13 +597,13 @@ def save_in_child(rank, folder):
 @pytest.mark.nightly
 def test_spawned_processes_seal_by_the_same_key_file(tmp_path):
     KEY.save(tmp_path / "owner.key")
-    attributes.restore()
+    take_back()
     try:
         protect_again(tmp_path / "owner.key")
         torch.multiprocessing.spawn(save_in_child, (tmp_path,), nprocs=1)
         require_equal(torch.load(tmp_path / "0.pt"))
     finally:
-        attributes.restore()
+        take_back()
         protect_again()
     require_sealed(tmp_path / "0.pt")
 

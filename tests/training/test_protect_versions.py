@@ -10,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import canaries, writers
+from helpers.foreign import take_back
 
 import fastrack
-from fastrack._patches import attributes, safetensors
+from fastrack._patches import safetensors
 from fastrack._protect import versions
 
 torch = pytest.importorskip("torch")
@@ -275,7 +276,7 @@ def test_functions_that_fastrack_has_replaced_for_a_folder_are_seen_as_they_were
     safetensors.add_handler("serialize_file", lambda *_, **__: NotImplemented)
     safetensors.add_handler("serialize", lambda *_, **__: NotImplemented)
     assert set(versions._in_extension("safetensors")) == before
-    attributes.restore()
+    take_back()
 
 
 @pytest.mark.slow
@@ -295,7 +296,7 @@ def test_a_torch_that_was_not_tried_is_protected_with_one_warning(monkeypatch):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         fastrack.protect_checkpoints(KEY)
-    attributes.restore()
+    take_back()
     assert [str(each.message).count("2.16.0") for each in told] == [1]
     with pytest.raises(RuntimeWarning, match=r"2\.16\.0"):  # as all warnings are errors in tests
         fastrack.protect_checkpoints(KEY)

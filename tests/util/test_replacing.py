@@ -4,8 +4,9 @@ import sys
 import types
 
 import pytest
+from helpers.foreign import take_back
 
-from fastrack._patches.attributes import replace, replace_everywhere, restore
+from fastrack._patches.attributes import replace, replace_everywhere
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ def library(monkeypatch):
     for module in (source, copier):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     yield source, copier
-    restore()
+    take_back()
 
 
 def new():
@@ -27,7 +28,7 @@ def test_a_function_is_replaced_under_every_name_and_put_back(library):
     source, copier = library
     assert replace_everywhere((source.work, new)) == 2
     assert (source.work(), copier.labour()) == ("new", "new")
-    restore()
+    take_back()
     assert (source.work(), copier.labour()) == ("old", "old")
 
 
@@ -60,7 +61,7 @@ def test_a_class_that_inherits_gets_its_own_and_loses_it_again():
 
     assert replace(Child, "work", lambda self: "new") is Base.work
     assert (Child().work(), Base().work()) == ("new", "old")
-    restore()
+    take_back()
     assert Child().work() == "old"
     assert "work" not in vars(Child)
 
