@@ -22,8 +22,7 @@ class SealedPlan:
     first_chunk: int
     count: int  # of the sealed chunks
     size: int  # bytes of the opened plan
-    chunks: int  # of the gather
-    pieces: int
+    pieces: int  # of the gather
 
     @property
     def end(self) -> int:
@@ -39,8 +38,8 @@ class SealedPlan:
 def seal_plan(key: LinkKey, plan: GatherPlan, offset: int) -> SealedPlan:
     """Seal a plan for a staging buffer, where it follows `offset` bytes of chunks and keys."""
     plain = np.concatenate([part.reshape(-1) for part in (plan.chunks, plan.starts, plan.table)]).view(np.uint8)
-    sealed, counts = np.empty(_sealed_size(plain.size), np.uint8), (plan.chunks.size, len(plan.table))
-    return SealedPlan(sealed, align(offset), key.seal(plain, sealed), _chunk_count(plain.size), plain.size, *counts)
+    sealed, count = np.empty(_sealed_size(plain.size), np.uint8), _chunk_count(plain.size)
+    return SealedPlan(sealed, align(offset), key.seal(plain, sealed), count, plain.size, len(plan.table))
 
 
 def join_plans(plans: Sequence[GatherPlan]) -> GatherPlan:
