@@ -260,15 +260,6 @@ class Mount:
             self._failure = self._failure or error
             raise
 
-    def refuse_save(self, path: str) -> None:
-        """Refuse a file that a library would write into this folder."""
-        advice = (
-            "expected a folder to save to, got a sealed one that is mounted, and ends with its block. Save to the path "
-            "of fastrack.write_folder"
-        )
-        with self.noted():
-            raise OSError(errno.EROFS, advice, path)
-
     def keep_for(self, owner: object) -> None:
         """Keep the folder while `owner` lives, which may refer to it: a tokenizer to its vocabulary."""
         with contextlib.suppress(TypeError):  # tuples, say, cannot be referred to weakly
@@ -303,9 +294,14 @@ def open_mounted(filename: Any, framework: Any = "pt", device: Any = "cpu", **_:
 def refuse_mounted(_tensors: Any, filename: Any, *_: Any, **__: Any) -> Any:
     """Refuse to write a file into a mounted folder, and no other."""
     mount, found = _find_mount(filename)
-    if mount is not None:
-        mount.refuse_save(found)
-    return NotImplemented
+    if mount is None:
+        return NotImplemented
+    advice = (
+        "expected a folder to save to, got a sealed one that is mounted, and ends with its block. Save to the path "
+        "of fastrack.write_folder"
+    )
+    with mount.noted():
+        raise OSError(errno.EROFS, advice, found)
 
 
 def is_mounted(path: str) -> bool:
