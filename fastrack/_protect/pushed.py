@@ -19,7 +19,7 @@ class PushedBytes:
         self._slab = arrays.empty_bytes(min(slab, nbytes))
         self._held = self._done = 0  # bytes in the slab, and bytes sealed before
 
-    def write(self, data: Any) -> int:
+    def write(self, data: Any) -> None:
         """Take all of `data`. Whole slabs are sealed where they are."""
         view = np.frombuffer(memoryview(data).cast("B"), np.uint8) if len(data) else np.empty(0, np.uint8)
         if self._done + self._held + view.size > self._nbytes:
@@ -35,10 +35,6 @@ class PushedBytes:
             self._held, start = self._held + count, start + count
             if self._held == self._slab.size:
                 self._pass(self._slab)
-        return view.size
-
-    def flush(self) -> None:
-        """Do nothing: the last slab is sealed at the end."""
 
     def finish(self) -> None:
         """Seal the last slab. Fewer bytes than were announced are refused."""
