@@ -219,13 +219,11 @@ class _Watch:
 
     def _judge(self, name: str, is_text: Callable[[Path], bool]) -> None:
         """Note a file that is neither sealed, nor text, nor no more."""
-        try:
-            is_allowed = _is_allowed(Path(name), is_text)
-        except (OSError, FastrackError):
-            is_allowed = False
-        if not is_allowed:
-            is_inside = name.startswith(self._inside)
-            self.plain.add(os.path.relpath(name, self._inside) if is_inside else name)
+        with contextlib.suppress(OSError, FastrackError):
+            if _is_allowed(Path(name), is_text):
+                return
+        is_inside = name.startswith(self._inside)
+        self.plain.add(os.path.relpath(name, self._inside) if is_inside else name)
 
 
 class _Text(NamedTuple):
