@@ -44,7 +44,7 @@ def canonical(device: object = None) -> str:
         advice = ". Pass keys by name: keys="
     if type(device) is int and device >= 0:
         advice = f". Name a GPU by kind and number: 'cuda:{device}'"
-    told = shown(name if type(device).__module__ == "torch" and not hasattr(device, "shape") else device)
+    told = shown(name if type(device).__module__ == "torch" else device)
     raise DeviceError(f"no such device: {told}; expected 'cpu' or 'cuda:N'{advice}")
 
 
