@@ -9,8 +9,8 @@ import numpy as np
 
 from fastrack._crypto.base import Bytes
 from fastrack._crypto.gather import GatherPlan
-from fastrack._devices.cuda.link import LinkKey
-from fastrack.format import CHUNK_SIZE, TAG_SIZE
+from fastrack._devices.cuda.link import LinkKey, sealed_size
+from fastrack.format import CHUNK_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class SealedPlan:
 def seal_plan(key: LinkKey, plan: GatherPlan, offset: int) -> SealedPlan:
     """Seal a plan for a staging buffer, where it follows `offset` bytes of chunks and keys."""
     plain = np.concatenate([part.reshape(-1) for part in (plan.chunks, plan.starts, plan.table)]).view(np.uint8)
-    sealed, count = np.empty(_sealed_size(plain.size), np.uint8), _chunk_count(plain.size)
+    sealed, count = np.empty(sealed_size(plain.size), np.uint8), -(-plain.size // CHUNK_SIZE)
     return SealedPlan(sealed, align(offset), key.seal(plain, sealed), count, plain.size, len(plan.table))
 
 
@@ -58,17 +58,9 @@ def join_plans(plans: Sequence[GatherPlan]) -> GatherPlan:
 def room_for(plan: GatherPlan, offset: int) -> int:
     """Return the size of a staging buffer for `offset` bytes of chunks, their sealed plan and their opened plan."""
     size = plan.chunks.nbytes + plan.starts.nbytes + plan.table.nbytes
-    return align(align(offset) + _sealed_size(size)) + size
+    return align(align(offset) + sealed_size(size)) + size
 
 
 def align(size: int, boundary: int = 16) -> int:
     """Round a size up to a multiple of `boundary`."""
     return -(-size // boundary) * boundary
-
-
-def _chunk_count(size: int) -> int:
-    return -(-size // CHUNK_SIZE)
-
-
-def _sealed_size(size: int) -> int:
-    return size + TAG_SIZE * _chunk_count(size)

@@ -137,7 +137,7 @@ class LinkKey:
             blocks = -(-np.minimum(np.asarray([nbytes[message] for message in messages]), CHUNK_SIZE) // _BLOCK_SIZE)
             words[:, 0] = _kind(np.asarray([keys.bits[message] for message in messages]), blocks)
             words[:, 1] = chosen
-            sealed = np.empty(wrapped_size(len(messages)), np.uint8)
+            sealed = np.empty(sealed_size(rows.size), np.uint8)
             return Wrapped(sealed, self.seal(rows.reshape(-1), sealed), tuple(messages))
         finally:
             rows.fill(0)
@@ -251,9 +251,9 @@ class Link:
                 self._keys.remove(key)  # last: after an error or an interrupt it is wiped again
 
 
-def wrapped_size(count: int) -> int:
-    """Return the bytes of this many wrapped keys."""
-    return ROW_SIZE * count + TAG_SIZE * -(-ROW_SIZE * count // CHUNK_SIZE)
+def sealed_size(size: int) -> int:
+    """Return the bytes of `size` bytes that are sealed under a link's key, above 0: wrapped keys, or a plan."""
+    return size + TAG_SIZE * -(-size // CHUNK_SIZE)
 
 
 def _kind(bits: Any, blocks: Any) -> Any:

@@ -31,7 +31,7 @@ from fastrack._devices.cuda.driver import Event
 from fastrack._devices.cuda.gather_plan import align
 from fastrack._devices.cuda.host_memory import staging_memory
 from fastrack._devices.cuda.launches import SPREAD
-from fastrack._devices.cuda.link import Wrapped, wrapped_size
+from fastrack._devices.cuda.link import ROW_SIZE, Wrapped, sealed_size
 from fastrack._devices.cuda.recorder import MOST_CALLS, SPIN, TOLD_SIZE, Resources, wait_for
 from fastrack._devices.paged.base import PagedBlock, Piece
 from fastrack._devices.paged.tables import paged_launches
@@ -41,7 +41,7 @@ from fastrack.format import ciphertext_size
 
 _SLAB = 32 << 20  # bytes: each copy has a toll in confidential mode
 _DEPTH = 3  # slabs: one is worked on, one is copied by the bus, and one by the host
-_ROOM = 256 + wrapped_size(SPREAD)  # bytes of a buffer for what is told of a slab, and for keys
+_ROOM = 256 + sealed_size(ROW_SIZE * SPREAD)  # bytes of a buffer for what is told of a slab, and for keys
 VERDICT_SIZE = 40  # bytes: `Verdict` in ``kernels/verdict.cuh``
 _READ_SIZE = VERDICT_SIZE + SPREAD // 8  # bytes: the verdict on a call, and a bit for each block
 
