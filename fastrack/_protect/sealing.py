@@ -193,10 +193,8 @@ def _bytes_of(stream: Any, start: int, size: int) -> Bytes:
     stream.seek(start)
     content = arrays.empty_bytes(size)
     view, done = content.data, 0
-    while done < size:
-        piece = stream.read(min(size - done, SLAB))
-        if not piece:
-            break  # SealedFile says that it was cut short
+    # Where the stream was cut short, SealedFile says so.
+    while done < size and (piece := stream.read(min(size - done, SLAB))):
         view[done : done + len(piece)] = piece
         done += len(piece)
     content.flags.writeable = False
