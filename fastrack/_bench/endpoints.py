@@ -124,8 +124,7 @@ class CudaEndpoint:
         commands = Commands()
         yield commands
         event = self._driver.event()
-        commands.record(event, self._stream)
-        commands.synchronize(event)
+        commands.drain(self._stream, event)
         self._driver.issue(commands)
 
 

@@ -24,8 +24,7 @@ class Clock:
         self._driver = driver
         self._zero = driver.event(timed=True)
         commands = Commands()
-        commands.record(self._zero, stream)
-        commands.synchronize(self._zero)
+        commands.drain(stream, self._zero)
         before = time.perf_counter_ns()
         driver.issue(commands)
         self._host_zero = (before + time.perf_counter_ns()) // 2

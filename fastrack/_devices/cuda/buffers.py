@@ -98,8 +98,7 @@ class CudaStagingBuffer:
             self._other.fill(0)
         commands, stream = Commands(), self._pipeline.uploads
         commands.fill(self.device_ptr, 0, self.memory.size, stream)
-        commands.record(self.used, stream)
-        commands.synchronize(self.used)
+        commands.drain(stream, self.used)
         try:
             self._pipeline.driver.issue(commands)
         except DeviceError:  # the memory held only ciphertext
@@ -207,8 +206,7 @@ class MessageStatePool:
             commands, event = Commands(), self._driver.event()
             # Not into the words of each: a call that waits may be downloading there.
             commands.download(block.mirror, block.memory.pointer, uploads)
-            commands.record(event, uploads)
-            commands.synchronize(event)
+            commands.drain(uploads, event)
             self._driver.issue(commands)
             for each, ended in finished:
                 if each.is_unread and each.ended == ended:  # else it was read, and may be of another call by now
@@ -254,8 +252,7 @@ class MessageStatePool:
         commands, event = Commands(), self._driver.event()
         commands.fill(memory.pointer, 0xFF, verdicts, self._pipeline.uploads)
         commands.fill(memory.pointer + states_at, 0, number * slots * STATE_SIZE, self._pipeline.uploads)
-        commands.record(event, self._pipeline.uploads)
-        commands.synchronize(event)
+        commands.drain(self._pipeline.uploads, event)
         with self._lock:
             self._blocks.append(block)  # before: after an error the device may still write there
         self._driver.issue(commands)

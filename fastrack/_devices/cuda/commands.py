@@ -99,6 +99,11 @@ class Commands:
         """Block the issuing thread until `event` is done."""
         self.code.extend((SYNCHRONIZE, 3, event.ptr))
 
+    def drain(self, stream: Any, event: Any) -> None:
+        """Block the issuing thread until all earlier work on `stream` is done, which completes `event`."""
+        self.record(event, stream)
+        self.synchronize(event)
+
     def poll(self, event: Any, nanoseconds: int, *, stop: bool = False) -> None:
         """Spin until `event` is done, at most for this time.
 

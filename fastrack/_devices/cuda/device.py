@@ -95,8 +95,7 @@ class CudaDevice:
         commands.wait(kernels, event)
         if memory.size:
             commands.fill(memory.address, 0, memory.size, kernels)
-        commands.record(event, kernels)
-        commands.synchronize(event)
+        commands.drain(kernels, event)
         driver.issue(commands)
 
     def staging_buffer(self, size: int) -> CudaStagingBuffer:

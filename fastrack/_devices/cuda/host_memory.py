@@ -41,8 +41,7 @@ def measure_copies(driver: Driver) -> CopySpeeds | None:
                     commands.upload(there.pointer, memory[:size], stream)
                 else:
                     commands.download(memory[:size], there.pointer, stream)
-                commands.record(event, stream)
-                commands.synchronize(event)
+                commands.drain(stream, event)
                 start = time.perf_counter()
                 driver.issue(commands)
                 speeds.append(size / (time.perf_counter() - start) / 1e9)

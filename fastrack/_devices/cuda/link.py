@@ -96,14 +96,12 @@ class LinkKey:
             arguments = [place, self.state, 0, 0, 1, LINK_CALL]
             commands.launch(pipeline.driver.functions["prepare"], 1, arguments, pipeline.uploads)
             commands.fill(place, 0, KEY_SIZE, pipeline.uploads)  # from here on there is only the expanded key
-            commands.record(event, pipeline.uploads)
-            commands.synchronize(event)
+            commands.drain(pipeline.uploads, event)
             try:
                 pipeline.driver.issue(commands)
             except BaseException:  # the row may still be read
                 last = Commands()
-                last.record(event, pipeline.uploads)
-                last.synchronize(event)
+                last.drain(pipeline.uploads, event)
                 pipeline.driver.issue(last)
                 raise
         finally:

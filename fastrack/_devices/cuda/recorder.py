@@ -231,8 +231,7 @@ class MessageRecorder:
             wait_for(commands, state.finished, SPIN)
             if opens and self._confidential:  # now that it waits for nothing
                 state.download(commands, self._uploads)
-                commands.record(state.finished, self._uploads)
-                commands.synchronize(state.finished)
+                commands.drain(self._uploads, state.finished)
         return wait or not opens or not self._confidential
 
     def bad_chunk(self) -> BadChunk | None:

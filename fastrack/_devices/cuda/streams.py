@@ -127,8 +127,7 @@ class Pipeline:
             own = (stream for both in used for stream in both if stream is not None)
             for stream in (self.uploads, *own):
                 event = self.driver.event()
-                commands.record(event, stream)
-                commands.synchronize(event)
+                commands.drain(stream, event)
                 commands.keep_alive(event)
             self.driver.issue(commands)
         except Exception as error:  # noqa: BLE001 - after any error the state of the device is unknown

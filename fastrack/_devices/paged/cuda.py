@@ -126,8 +126,7 @@ class CudaPages:
         for group, number in blocks:
             for piece in self.groups[group]:
                 commands.fill(piece.address + number * piece.stride, 0, piece.size, kernels)
-        commands.record(end.event, kernels)
-        commands.synchronize(end.event)
+        commands.drain(kernels, end.event)
         driver.issue(commands)
 
     def close(self) -> None:
