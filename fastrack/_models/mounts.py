@@ -319,10 +319,8 @@ def _find_mount(path: Any) -> tuple[Mount | None, str]:
 
 def _make_read_only(folder: Path) -> None:
     """Take the rights to write from a folder, and from the folders in it. Root writes anyway."""
-    for here, folders, _ in os.walk(folder, topdown=False):
-        for name in folders:
-            Path(here, name).chmod(0o500)
-    folder.chmod(0o500)
+    for here, _, _ in os.walk(folder, topdown=False):
+        Path(here).chmod(0o500)
 
 
 def _is_code(name: str) -> bool:
