@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
 from enum import Enum, auto
 
 from fastrack._crypto.base import Messages
@@ -25,11 +24,6 @@ class _Phase(Enum):
     FINISHED = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
-    bad: BadChunk | None
-
-
 class CudaOperation:
     """`DeviceOperation` on the streams of a lane.
 
@@ -44,7 +38,7 @@ class CudaOperation:
         timeline = trace.active
         self._error: BaseException | None = None
         self._cleared = False  # whether the state was wiped on the device after an error
-        self._result: _Result | None = None
+        self._result: tuple[BadChunk | None] | None = None  # what the verdict says, once it was read
         self._reading = threading.RLock()  # which a signal handler of the thread that reads may take, too
         self._lane = lane = pipeline.lane(messages.memories[0].stream)  # all messages share it
         self.lane = lane.number
@@ -112,7 +106,7 @@ class CudaOperation:
                 self._release_cleared()
         self._require_no_error()
         assert self._result is not None
-        return self._result.bad
+        return self._result[0]
 
     def __del__(self) -> None:
         phase = getattr(self, "_phase", None)  # None if `__init__` raised
@@ -182,7 +176,7 @@ class CudaOperation:
             if self._result is not None:
                 return
             self._resources.states.read(self._state)
-            result = _Result(self._recorder.bad_chunk())
+            result = (self._recorder.bad_chunk(),)
             if self._result is None:  # else a signal handler has read it meanwhile
                 self._result = result
                 self._resources.states.release(self._state)
