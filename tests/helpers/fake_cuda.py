@@ -57,6 +57,7 @@ class FakeDriver:
         self.name = "cuda:0"
         self.multiprocessors = multiprocessors
         self.confidential = mode in {"serial", *CONFIDENTIAL}
+        self.compiled_by = "no compiler"
         self.copy_speeds = None
         self.functions = {name: Function(number, 512, 66400) for number, name in enumerate(nvrtc.KERNELS)}
         self.mode = mode

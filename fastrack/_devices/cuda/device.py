@@ -45,6 +45,7 @@ class CudaDevice:
         if not 0 < share <= 1:
             raise ValueError(f"share= must be above 0 and at most 1, not {share}")
         self.name = driver.name
+        self.compiled_by = driver.compiled_by
         self.copy_speeds = driver.copy_speeds
         self._pipeline = Pipeline(driver)
         self.lanes = self._pipeline.lanes
@@ -61,11 +62,6 @@ class CudaDevice:
         blocks = max(1, int(share * driver.multiprocessors) * _BLOCKS_PER_MULTIPROCESSOR)
         copiers = threads or min(default_threads(), MAX_COPIERS)
         self.resources = Resources(self._pipeline, self._states, self._link, blocks, copiers)
-
-    @property
-    def compiled_by(self) -> str:
-        """The compiler of the kernels, and why what comes with fastrack was not used."""
-        return self._pipeline.driver.compiled_by
 
     def framework(self, requested: Framework | None, source: Framework | None) -> Framework:
         if requested == "numpy":
