@@ -91,7 +91,7 @@ def rehearse(save: Callable[[str], object], *roots: Any, elsewhere: bool = False
     folder, process = _make_folder(), os.getpid()
     watch = _Watch(folder)
     try:
-        with unchanged(*roots), _trying(folder) as trial, watch.on():
+        with unchanged(*roots), _trying(folder, watch) as trial:
             save(str(folder))
         has_sealed = any(_together(trial.has_sealed))  # when all processes have written
         if not (has_files := watch.judge()) and not elsewhere:
@@ -112,15 +112,18 @@ def rehearse(save: Callable[[str], object], *roots: Any, elsewhere: bool = False
 
 
 @contextlib.contextmanager
-def _trying(folder: Path) -> Iterator[Trial]:
-    """Have what this thread or task seals be only tried, in the block."""
+def _trying(folder: Path, watch: _Watch) -> Iterator[Trial]:
+    """Have what this thread or task seals be only tried, and what it opens be watched, in the block."""
     trial = Trial(folder)
-    token = trial_of.set(trial)
+    _hook()
+    tried, watched = trial_of.set(trial), _watch.set(watch)
     try:
+        watch.is_on = True
         yield trial
     finally:
-        trial.is_on = False
-        trial_of.reset(token)
+        watch.is_on = trial.is_on = False  # for tasks that began in the save, too
+        _watch.reset(watched)
+        trial_of.reset(tried)
 
 
 class _Watch:
@@ -132,17 +135,6 @@ class _Watch:
         self._before: dict[str, _Text | None] = {}  # of files elsewhere; None for those that were not there
         self.is_on = False
         self.plain: set[str] = set()
-
-    @contextlib.contextmanager
-    def on(self) -> Iterator[None]:
-        _hook()
-        token = _watch.set(self)
-        self.is_on = True
-        try:
-            yield
-        finally:
-            self.is_on = False  # for tasks that began in the save, too
-            _watch.reset(token)
 
     def see_opened(self, path: Any, mode: Any, flags: Any, caller: str) -> None:
         """Refuse to open a file for writing that would not be looked at, before a byte is in it."""
