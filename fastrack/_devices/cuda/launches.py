@@ -11,16 +11,7 @@ from fastrack._crypto.base import Messages
 from fastrack._crypto.cobblestone import chunks_between
 from fastrack._crypto.gather import GatherPlan
 from fastrack._devices.base import Segment, Slab
-from fastrack._devices.cuda.gather_plan import join_plans
-from fastrack._devices.cuda.table import (
-    MAX_SEGMENTS,
-    MAX_WIDENINGS,
-    TableSegment,
-    Widening,
-    name_of,
-    pack_table,
-    widening_of,
-)
+from fastrack._devices.cuda.table import MAX_SEGMENTS, MAX_WIDENINGS, TableSegment, Widening, name_of, widening_of
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, ciphertext_size
 
 Kind = Literal["open", "gather", "widen"]
@@ -44,15 +35,6 @@ class Launch:
     widenings: list[Widening] = field(default_factory=list)
     messages: list[int] = field(default_factory=list)  # of the rows
     keys: range = range(0)  # the wrapped keys that the launch takes, or has expanded before it
-
-    @property
-    def table(self) -> bytes:
-        return pack_table(self.rows, self.widenings)
-
-    @property
-    def plan(self) -> GatherPlan:
-        """The plan of all gathers."""
-        return join_plans(self.plans)
 
     def fits(self, kind: Kind, bits: int, message: int) -> bool:
         """Return whether a segment of a message can be added."""

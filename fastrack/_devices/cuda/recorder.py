@@ -30,7 +30,7 @@ from fastrack._devices.base import BAD_PLAN, NO_VERDICT, BadChunk, Segment, Slab
 from fastrack._devices.cuda.buffers import GOOD, CudaStagingBuffer, MessageState, MessageStatePool
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Event, Stream
-from fastrack._devices.cuda.gather_plan import SealedPlan, align, room_for, seal_plan
+from fastrack._devices.cuda.gather_plan import SealedPlan, align, join_plans, room_for, seal_plan
 from fastrack._devices.cuda.launches import Launch, check_run, launches_of
 from fastrack._devices.cuda.link import LINK_BITS, Link, LinkKey, Wrapped
 from fastrack._devices.cuda.streams import Lane, Pipeline
@@ -181,7 +181,7 @@ class MessageRecorder:
                 opened = self._open_plan(commands, plans.pop(0), buffer) if launch.kind == "gather" else []
                 kernel, arguments = self._keys_for(commands, launch, buffer.device_ptr + keys_at)
                 arguments += [buffer.device_ptr, launch.count, len(launch.rows), *self._report(commands), *opened]
-                self._launch(commands, kernel, launch.count, arguments, launch.table)
+                self._launch(commands, kernel, launch.count, arguments, pack_table(launch.rows, launch.widenings))
         commands.record(buffer.used, lane.kernels)
         current.mark(None, slab)
 
@@ -357,7 +357,7 @@ class MessageRecorder:
 
     def _seal_plans(self, launches: list[Launch], end: int, size: int) -> list[SealedPlan]:
         """Seal the plans of gathers for a staging buffer of `size` bytes, where they follow the chunks and the keys."""
-        joined = [(launch, launch.plan) for launch in launches if launch.kind == "gather"]
+        joined = [(launch, join_plans(launch.plans)) for launch in launches if launch.kind == "gather"]
         needed = end
         for _, plan in joined:
             needed = room_for(plan, needed)
