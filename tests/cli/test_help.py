@@ -65,6 +65,10 @@ def test_what_is_used_most_is_on_the_first_page(cli, monkeypatch):
     assert "SOURCE that is a folder is sealed as one" in " ".join(cli("seal --help-all").stdout.split())
 
 
+def test_the_values_of_an_option_are_shown_as_they_are_written(cli):
+    assert re.search(r"^  --product Milan\|Genoa ", cli("attest fetch --help-all").stdout, re.MULTILINE)
+
+
 def test_each_command_has_examples_which_its_parser_takes(cli):
     program = typer.main.get_command(application())
     parent = program.make_context("fastrack", ["help"])

@@ -2,9 +2,8 @@
 
 import errno
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,14 +14,7 @@ from fastrack._cli.options import Json
 from fastrack._net.addresses import require_service
 from fastrack.attest import CollateralServices, FetchedDocument, _verify_offer, fetch_collateral
 
-
-class Product(Enum):
-    """The products whose reports of version 2 do not tell which they are of."""
-
-    MILAN = "Milan"
-    GENOA = "Genoa"
-
-
+Product = Literal["Milan", "Genoa"]  # whose reports of version 2 do not tell which they are of
 Base = typer.Option(metavar="URL", help="The address of a mirror, in place of the vendor's.")
 
 
@@ -74,7 +66,7 @@ def fetch(
         folder,
         services=services,
         roots=_verify_offer.VENDOR_ROOTS,
-        product=None if product is None else product.value,
+        product=product,
         ca=None if ca is None else str(ca),
         bundle=bundle,
         refresh=refresh,
