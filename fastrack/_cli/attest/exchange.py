@@ -4,7 +4,7 @@ import errno
 import os
 import time
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -28,7 +28,7 @@ from fastrack.attest import Challenge, Offer, Policy, TdxCollateral, VerifiedOff
 from fastrack.attest._draft import list_claims
 from fastrack.attest._exchange import GRANTS_KIND, GRANTS_LIMIT, read_envelopes
 from fastrack.attest._kinds import kind_of_evidence
-from fastrack.attest._offer import CHALLENGE_KIND, CHALLENGE_LIMIT, OFFER_KIND, OFFER_LIMIT
+from fastrack.attest._offer import CHALLENGE_KIND, CHALLENGE_LIMIT, OFFER_KIND, OFFER_LIMIT, read_clock
 from fastrack.attest._verify_offer import accept_offer, prove_offer
 from fastrack.errors import AttestationError, FormatError
 from fastrack.grants import Verifier
@@ -50,11 +50,6 @@ Period = Annotated[str, typer.Option(metavar="PERIOD", help="The time until it e
 
 _MARKED = 8 * 86_400  # seconds: a challenge ends within seven days
 _REFUSED = 3  # the exit status for evidence that verifies, of a machine that the policy does not accept
-
-
-def read_clock() -> datetime:
-    """Return the time."""
-    return datetime.now(UTC)
 
 
 def challenge(

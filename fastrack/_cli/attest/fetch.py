@@ -7,12 +7,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from fastrack._cli.attest.exchange import Offered, read_clock, read_offer
+from fastrack._cli.attest.exchange import Offered, read_offer
 from fastrack._cli.console import print_json, stdout
 from fastrack._cli.errors import refuse_values, show_errors
 from fastrack._cli.options import Json
 from fastrack._net.addresses import require_service
 from fastrack.attest import CollateralServices, FetchedDocument, _verify_offer, fetch_collateral
+from fastrack.attest._offer import read_clock
 
 Product = Literal["Milan", "Genoa"]  # whose reports of version 2 do not tell which they are of
 Base = typer.Option(metavar="URL", help="The address of a mirror, in place of the vendor's.")

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from fastrack._cli.attest.exchange import Offered, load_collateral, read_challenge, read_clock, read_offer
+from fastrack._cli.attest.exchange import Offered, load_collateral, read_challenge, read_offer
 from fastrack._cli.console import note, print_json, stdout
 from fastrack._cli.documents import check_document, write_document
 from fastrack._cli.options import Json
 from fastrack.attest import _verify_offer, compare_policies, draft_policy, verify_evidence
+from fastrack.attest._offer import read_clock
 from fastrack.attest._verify_offer import prove_offer
 from fastrack.errors import FormatError
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from fastrack import load_file, tour
-from fastrack._cli.attest.exchange import Collateral, UnderPolicy, load_collateral, read_clock
+from fastrack._cli.attest.exchange import Collateral, UnderPolicy, load_collateral
 from fastrack._cli.commands.broker import Certificate, Host, InsecureLoopback, Port, PrivateKey, Signer, check_tls
 from fastrack._cli.commands.grant import load_signer
 from fastrack._cli.console import clean, tell
@@ -20,6 +20,7 @@ from fastrack._keys.keyring import KeyRing
 from fastrack._util.regular_file import open_regular
 from fastrack.attest import _verify_offer
 from fastrack.attest._device_collateral import check_folder
+from fastrack.attest._offer import read_clock
 from fastrack.errors import FormatError
 from fastrack.grants import Verifier
 from fastrack.tour import HolderDesk, OwnerDesk, Terms, TourLedger, model_key

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fastrack import tour
-from fastrack._cli.attest.exchange import Period, read_clock
+from fastrack._cli.attest.exchange import Period
 from fastrack._cli.commands.broker import Signer
 from fastrack._cli.commands.grant import load_signer
 from fastrack._cli.console import clean, pluralize, tell
@@ -17,6 +17,7 @@ from fastrack._cli.errors import refuse_options
 from fastrack._cli.files import check_new, check_source
 from fastrack._cli.options import Json
 from fastrack._util.shown import shown
+from fastrack.attest._offer import read_clock
 from fastrack.grants import Verifier
 
 _LONGEST = timedelta(days=366)

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 
 from fastrack import attest, tour
-from fastrack._cli.attest.exchange import read_clock
 from fastrack._cli.console import clean, note, pluralize, tell
 from fastrack._cli.errors import refuse_values
 from fastrack._cli.options import Json, Silent
@@ -20,6 +19,7 @@ from fastrack._cli.tours.options import list_shards
 from fastrack._documents.fields import SECONDS, TEXT, Field, list_of, record
 from fastrack._documents.toml import Table
 from fastrack._util.rights import open_own
+from fastrack.attest._offer import read_clock
 from fastrack.errors import FormatError, RollbackError
 from fastrack.grants import Verifier
 from fastrack.tour import Chain, Plan, RemoteDesk
