@@ -82,16 +82,16 @@ class Report:
         return {**self.document, "error": error_document(self.errors[0])} if self.errors else dict(self.document)
 
 
+@dataclass(slots=True)
 class Meter:
-    """The progress of a job and the time that it takes. Many jobs share one progress bar."""
+    """The progress of a job and the time that it takes. Many jobs share one progress bar, by its function `shared`."""
 
-    def __init__(self, verb: Verb, advance: Callable[..., None] | None = None, *, is_dry: bool = False) -> None:
-        self._verb = verb
-        self._advance = advance
-        self.is_dry = is_dry
-        self.seconds = 0.0
-        self.nbytes = 0
-        self.stored = 0  # bytes of the file that a dry run would make
+    verb: Verb
+    shared: Callable[..., None] | None
+    is_dry: bool
+    seconds: float = 0.0
+    nbytes: int = 0
+    stored: int = 0  # bytes of the file that a dry run would make
 
     @contextlib.contextmanager
     def run(self, total: int) -> Iterator[Callable[..., None]]:
@@ -99,19 +99,32 @@ class Meter:
 
         In a dry run the block ends where it would make a file.
         """
-        shared = self._advance
-        load_engine(self._verb)  # outside the time of the report
-        with progress_bar(self._verb, total) if shared is None else contextlib.nullcontext(shared) as advance:
+        load_engine(self.verb)  # outside the time of the report
+        with contextlib.nullcontext(self.shared) if self.shared else progress_bar(self.verb, total) as advance:
 
             def count(nbytes: int) -> None:
                 self.nbytes += nbytes
                 advance(nbytes)
 
             start = time.perf_counter()
-            with _foreseeing() if self.is_dry else contextlib.nullcontext(list[int]()) as sizes:
+            with self._foreseeing() if self.is_dry else contextlib.nullcontext():
                 yield count
-            self.stored = sum(sizes)
             self.seconds = time.perf_counter() - start
+
+    @contextlib.contextmanager
+    def _foreseeing(self) -> Iterator[None]:
+        """Leave the block where it would make its first file, folder or object, and keep the size of that."""
+
+        def end(size: int) -> NoReturn:
+            self.stored = size
+            raise _Foreseen
+
+        token = dry_run.set(end)
+        try:
+            with contextlib.suppress(_Foreseen):
+                yield
+        finally:
+            dry_run.reset(token)
 
     def describe(self, nbytes: int) -> dict[str, float | bool]:
         """Return the time and the rate for `nbytes` bytes, as members of a document."""
@@ -125,24 +138,7 @@ class Meter:
 
 
 class _Foreseen(Exception):  # noqa: N818 - no error
-    """The end of a dry run, with the size of the file that would be made next."""
-
-
-@contextlib.contextmanager
-def _foreseeing() -> Iterator[list[int]]:
-    """Leave the block where it would make its first file, folder or object, and add the size to the yielded list."""
-    token = dry_run.set(_end)
-    sizes = list[int]()
-    try:
-        yield sizes
-    except _Foreseen as end:
-        sizes += end.args
-    finally:
-        dry_run.reset(token)
-
-
-def _end(size: int) -> NoReturn:
-    raise _Foreseen(size)
+    """The end of a dry run."""
 
 
 Work = Callable[[Job, Meter], Report | None]  # None if standard output has the result itself
@@ -231,14 +227,13 @@ class Batch:
             else:
                 print_lines([*report.lines, ""] if len(self.jobs) > 1 and report.lines else report.lines)
 
-        work = _logged(self.verb, work)
         start = time.perf_counter()
         with _exit_if_failed(reports), taken_back(plaintext):
             try:
                 if self.many:
                     with contextlib.nullcontext() if self.is_dry else self._counted(reports):
                         self._work_on_each(work, take)
-                elif (report := work(self.jobs[0], Meter(self.verb, is_dry=self.is_dry))) is not None:
+                elif (report := work(self.jobs[0], self._begin(self.jobs[0]))) is not None:
                     take(report)
             finally:
                 if self.as_json:
@@ -255,7 +250,7 @@ class Batch:
         sizes = [_size_of(job.source) for job in self.jobs]
         with progress_bar(self.verb, sum(sizes), files=len(sizes)) as progress:
             for job, size in zip(self.jobs, sizes, strict=True):
-                meter = Meter(self.verb, progress, is_dry=self.is_dry)
+                meter = self._begin(job, progress)
                 try:
                     is_whole = is_sealed_folder(job.source) or (self.verb != "sealing" and is_data_set(job.source))
                     if job.source.is_dir() and not is_whole:
@@ -272,6 +267,12 @@ class Batch:
                 progress(max(0, size - meter.nbytes), files=1)
                 if any(getattr(error, "is_refusal", False) for error in report.errors):
                     break  # a PIN would be sent for each file
+
+    def _begin(self, job: Job, shared: Callable[..., None] | None = None) -> Meter:
+        """Log that a job begins, and return its meter."""
+        name = without_password(str(job.source))
+        _log.debug("%s %s", self.verb, HIDDEN if has_key(name, may_be_id=True) else name)
+        return Meter(self.verb, shared, self.is_dry)
 
     def _close(self, reports: Sequence[Report], summary: Summary, seconds: float) -> list[str]:
         """Return the lines below the reports on many files."""
@@ -309,15 +310,6 @@ def _exit_if_failed(reports: Sequence[Report]) -> Iterator[None]:
             raise
     if failed := [error for report in reports for error in report.errors]:
         raise typer.Exit(status_of(failed))
-
-
-def _logged(verb: Verb, work: Work) -> Work:
-    def log_and_work(job: Job, meter: Meter) -> Report | None:
-        name = without_password(str(job.source))
-        _log.debug("%s %s", verb, HIDDEN if has_key(name, may_be_id=True) else name)
-        return work(job, meter)
-
-    return log_and_work
 
 
 def split_target(paths: Sequence[Path], out: Path | None) -> tuple[list[Path], Path]:
