@@ -43,16 +43,13 @@ def policy(
     """
     check_document(target)
     offer, now, given = read_offer(source), read_clock(), load_collateral(collateral)
+    roots = _verify_offer.VENDOR_ROOTS
     if unverified:
         text = draft_policy(offer.evidence)
     elif challenge is None:
-        text = draft_policy(
-            *verify_evidence(offer.evidence, now=now, collateral=given, roots=_verify_offer.VENDOR_ROOTS)
-        )
+        text = draft_policy(*verify_evidence(offer.evidence, now=now, collateral=given, roots=roots))
     else:
-        text = draft_policy(
-            *prove_offer(offer, read_challenge(str(challenge)), now, given, _verify_offer.VENDOR_ROOTS)[1:]
-        )
+        text = draft_policy(*prove_offer(offer, read_challenge(str(challenge)), now, given, roots)[1:])
     if diff is None:
         _write_policy(target, text, as_json=as_json)
         return
