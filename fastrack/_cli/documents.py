@@ -7,8 +7,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-import typer
-
+from fastrack._cli.errors import refuse_options
 from fastrack._cli.files import check_directory
 from fastrack._util.atomic import new_file
 from fastrack._util.locations import locate_local
@@ -96,15 +95,12 @@ def parse_period(text: str, option: str, *, longest: timedelta = _LONGEST) -> ti
     """Return the period of an option, such as 90s, 5m or 12h: a second to seven days, or to `longest`."""
     match = _PERIOD.fullmatch(text)
     period = timedelta(0) if match is None else timedelta(**{_UNITS[match["unit"]]: int(match["count"])})
-    if not timedelta(0) < period <= longest:
-        raise typer.BadParameter(
-            f"expected a period as 90s, 5m, 12h or {longest.days}d, got {text!r:.40}", param_hint=option
-        )
+    is_other = not timedelta(0) < period <= longest
+    refuse_options({option: is_other}, f"expected a period as 90s, 5m, 12h or {longest.days}d, got {text!r:.40}")
     return period
 
 
 def require_line(text: str, option: str) -> None:
     """Raise BadParameter unless a text for a log is a line that people can read."""
-    if not (text.strip() and text.isprintable() and len(text) <= _LONGEST_LINE):
-        problem = f"expected a line of up to {_LONGEST_LINE} characters, got another text"
-        raise typer.BadParameter(problem, param_hint=option)
+    is_line = text.strip() and text.isprintable() and len(text) <= _LONGEST_LINE
+    refuse_options({option: not is_line}, f"expected a line of up to {_LONGEST_LINE} characters, got another text")

@@ -85,7 +85,7 @@ def refuse_values(option: str) -> Iterator[None]:
 
 
 def refuse_options(given: Mapping[str, object], reason: str) -> None:
-    """Refuse options that do not apply to the files of a command line."""
+    """Refuse options and arguments, by name, whose values are true: given where they do not apply, or wrong."""
     wrong = [option for option, value in given.items() if value]
     if wrong:
         raise typer.BadParameter(reason, param_hint=", ".join(wrong))

@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import typer
-
 from fastrack._cli.console import clean
-from fastrack._cli.errors import reading_keys
+from fastrack._cli.errors import reading_keys, refuse_options
 from fastrack._util.atomic import require_replaceable
 from fastrack._util.locations import Location, Url, locate, require_local
 from fastrack.errors import AuthenticationError, FormatError, UnknownKeyError
@@ -104,13 +102,9 @@ def key_sources(sources: str | Sequence[str] | None, *, to: Literal["open", "sea
     from fastrack._util.key_text import looks_secret
 
     named = [sources] if isinstance(sources, str) else list(sources or ())
-    if any(map(looks_secret, named)):
-        raise typer.BadParameter(
-            "expected the path of a key file, got a key, which other users can read on a command line. Make a new key",
-            param_hint="--key",
-        )
-    if not all(named):
-        raise typer.BadParameter("expected the path of a key file, got an empty text", param_hint="--key")
+    advice = "which other users can read on a command line. Make a new key"
+    refuse_options({"--key": any(map(looks_secret, named))}, f"expected the path of a key file, got a key, {advice}")
+    refuse_options({"--key": not all(named)}, "expected the path of a key file, got an empty text")
     if not named and not os.environ.get(KEY_FILE_VARIABLE):
         made, identified = "`fastrack keygen` makes one", "`fastrack inspect` shows the id of the key that opens a file"
         advice = made if to == "seal" else identified

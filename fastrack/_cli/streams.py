@@ -10,6 +10,7 @@ from typing import IO
 
 import typer
 
+from fastrack._cli.errors import refuse_options
 from fastrack._cli.files import as_location, is_stream
 from fastrack._files.reader import SealedFile
 from fastrack._sealed.file_header import parse_header
@@ -29,14 +30,13 @@ def require_one_stream(*paths: object) -> None:
 
 def require_files(*paths: object, is_dry: bool) -> None:
     """Refuse a dry run with a stream, which can be read once and is written as it is read."""
-    if is_dry and any(map(is_stream, paths)):
-        raise typer.BadParameter("expected files, got standard input or output", param_hint="--dry-run")
+    is_wrong = is_dry and any(map(is_stream, paths))
+    refuse_options({"--dry-run": is_wrong}, "expected files, got standard input or output")
 
 
 def standard_output() -> IO[bytes]:
     """Return standard output for bytes, or refuse it if it is a terminal."""
-    if sys.stdout.isatty():
-        raise typer.BadParameter("expected a pipe or a file as standard output, got a terminal", param_hint="TARGET")
+    refuse_options({"TARGET": sys.stdout.isatty()}, "expected a pipe or a file as standard output, got a terminal")
     return sys.stdout.buffer
 
 
@@ -47,8 +47,7 @@ def open_sealed(path: Path, *, file_id: str | None = None, anchor: Anchor | Path
         with load_file(as_location(path), file_id=file_id, anchor=anchor) as file:
             yield file
         return
-    if anchor is not None:
-        raise typer.BadParameter("expected a file, which the manifest lists by its name, got -", param_hint="--anchor")
+    refuse_options({"--anchor": anchor is not None}, "expected a file, which the manifest lists by its name, got -")
     with tempfile.TemporaryFile() as copy:
         copy.write(_read_sealed_header(sys.stdin.buffer))
         shutil.copyfileobj(sys.stdin.buffer, copy)

@@ -16,7 +16,7 @@ from fastrack._cli.attest.exchange import Collateral, FileIds, Period, UnderPoli
 from fastrack._cli.commands.grant import load_signer
 from fastrack._cli.console import clean, new_table, pluralize, tell
 from fastrack._cli.documents import check_document, parse_period, require_line, write_document
-from fastrack._cli.errors import refuse_values
+from fastrack._cli.errors import refuse_options, refuse_values
 from fastrack._cli.files import open_ring
 from fastrack._cli.options import Json, KeyFiles
 from fastrack._documents.canonical import parsing
@@ -91,8 +91,8 @@ def serve(
     if isinstance(given, Path):
         check_folder(given)
     period = None if lease is None else parse_period(lease, "--lease")
-    if period is not None and period.total_seconds() < 2:
-        raise typer.BadParameter(f"expected two seconds or more, got {lease!r}", param_hint="--lease")
+    is_short = period is not None and period.total_seconds() < 2
+    refuse_options({"--lease": is_short}, f"expected two seconds or more, got {lease!r}")
     text = read_policy_text(policy)
     settings = Settings(
         Policy.from_toml(text),
@@ -118,17 +118,15 @@ def check_tls(files: Mapping[str, Path | None], host: str, *, insecure: bool) ->
         is_loopback = ip_address(host).is_loopback
     except ValueError:
         raise typer.BadParameter(f"expected an IP address, got {host!r:.80}", param_hint="--host") from None
-    if insecure:
-        if any(files.values()) or not is_loopback:
-            expected = "expected a loopback address and no certificate with it"
-            raise typer.BadParameter(f"{expected}, got others", param_hint="--insecure-loopback")
-    elif None in files.values():
-        *names, last = files
-        raise typer.BadParameter(
-            f"expected {', '.join(names)} and {last}, got less; machines send their evidence over TLS only. "
-            "Behind a proxy of this machine, which ends TLS: --insecure-loopback",
-            param_hint="--certificate",
-        )
+    is_other = insecure and (any(files.values()) or not is_loopback)
+    reason = "expected a loopback address and no certificate with it, got others"
+    refuse_options({"--insecure-loopback": is_other}, reason)
+    *names, last = files
+    reason = (
+        f"expected {', '.join(names)} and {last}, got less; machines send their evidence over TLS only. "
+        "Behind a proxy of this machine, which ends TLS: --insecure-loopback"
+    )
+    refuse_options({"--certificate": not insecure and None in files.values()}, reason)
 
 
 def log(

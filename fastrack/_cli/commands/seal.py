@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +110,7 @@ def seal(
         refuse_options({"--to": to, "--name": name and (recursive or len(sources) > 1)}, runner.ONE)
     elif whole:
         refuse_options({"--name": name, "--drop-metadata": drop_metadata, "--force": force}, runner.NO_FOLDER)
-        _check_new_folder(target, {"--to": to}, {"--skip-existing": skip_existing}, is_quantized=bool(quantize))
+        _check_new_folder(target, to, skip_existing=skip_existing, is_quantized=quantize is not None)
     elif quantize:
         refuse_options({"--quantize": quantize}, runner.A_MODEL)
     elif is_stream(target):
@@ -149,15 +149,13 @@ def _are_many(sources: Sequence[Path], target: Path, *, recursive: bool, whole: 
     return runner.is_for_files(sources, target, is_file=is_file, named=named, recursive=recursive or whole, whole=whole)
 
 
-def _check_new_folder(
-    target: Path, grants: Mapping[str, object], skip: Mapping[str, object], *, is_quantized: bool
-) -> None:
+def _check_new_folder(target: Path, to: list[Path] | None, *, skip_existing: bool, is_quantized: bool) -> None:
     """Refuse to replace a folder, and options that do not apply on this machine or in a store."""
     if isinstance(as_location(target), Url):
-        refuse_options(grants, "expected a path as TARGET, beside which grants are written, got a URL")
-        refuse_options(skip if is_quantized else {}, "expected it without --quantize, got both")
+        refuse_options({"--to": to}, "expected a path as TARGET, beside which grants are written, got a URL")
+        refuse_options({"--skip-existing": skip_existing and is_quantized}, "expected it without --quantize, got both")
     else:
-        refuse_options(skip, runner.NO_FOLDER)
+        refuse_options({"--skip-existing": skip_existing}, runner.NO_FOLDER)
         check_new(target)
 
 
@@ -373,10 +371,8 @@ class _Sealer:
         """Return the names of the tensors to leave unencrypted."""
         if not self.plain:
             return []
-        if is_stream(source):
-            reason = "expected a file, as what is left unencrypted has to be aligned"
-            raise typer.BadParameter(reason, param_hint="--plain")
-
+        reason = "expected a file, as what is left unencrypted has to be aligned"
+        refuse_options({"--plain": is_stream(source)}, reason)
         with open_plain(source) as (tensors, _):
             present = list(tensors) if self.name is None else [self.name]
         names, unknown = match_names(self.plain, present)

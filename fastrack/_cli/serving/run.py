@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fastrack._cli.errors import file_path, reading_keys, refuse_values
+from fastrack._cli.errors import file_path, reading_keys, refuse_options, refuse_values
 from fastrack._cli.files import key_sources
 from fastrack._cli.options import AnchorFile, KeyFiles
 from fastrack._cli.program import BEHIND
@@ -51,12 +51,9 @@ def run(
     folders: dict[str, list[Path]] = {}  # with their links
     for folder, links in map(_split, words[: len(words) - len(command)]):
         folders.setdefault(folder, []).extend(links)
-    if not folders or not command:
-        got = "no folder" if command else "no command"
-        raise typer.BadParameter(
-            f"expected FOLDER... -- COMMAND, got {got}: `fastrack run sealed -- python serve.py sealed`",
-            param_hint="FOLDER",
-        )
+    got = "no folder" if command else "no command"
+    reason = f"expected FOLDER... -- COMMAND, got {got}: `fastrack run sealed -- python serve.py sealed`"
+    refuse_options({"FOLDER": not folders or not command}, reason)
     if sys.platform != "linux":
         raise OSError(f"`fastrack run` needs Linux, got {sys.platform}. Use fastrack.mount_folder in the program")
     named, anchored, unmatched = key_sources(key), resolve_anchor(anchor), set(memfd or ())
@@ -66,11 +63,8 @@ def run(
         for folder, links in folders.items():
             with refuse_values("--code"):
                 unmatched -= launcher.mount(folder, links, anchor=anchored, code=code, memfd=memfd or ())
-        if unmatched:
-            raise typer.BadParameter(
-                f"expected sealed files of the folders, got {', '.join(map(repr, sorted(unmatched))):.200}. Correct it",
-                param_hint="--memfd",
-            )
+        missing = ", ".join(map(repr, sorted(unmatched)))
+        refuse_options({"--memfd": missing}, f"expected sealed files of the folders, got {missing:.200}. Correct it")
         with refuse_values("FOLDER"):
             shown = launcher.name_in(command)
         own = {} if named else {KEY_FILE_VARIABLE: launcher.sources[0]}  # which the program may use by itself
