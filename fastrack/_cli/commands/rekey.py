@@ -137,5 +137,4 @@ def _rekey_data_set(source: Path, target: Path, ring: KeyRing, owner: Key, meter
             f"key: {owner.id}",
         ],
         brief=warning,
-        nbytes=headers.nbytes,
     )

@@ -303,7 +303,6 @@ class _Opener:
             },
             lines=[*warning, f"{line}{meter.rate(nbytes)}"],
             brief=warning,
-            nbytes=nbytes,
             plaintext=[target],
         )
 
@@ -335,11 +334,9 @@ def _require_target(target: Path, *, force: bool) -> None:
 
 def _refuse_shard(source: Path, target: Path) -> None:
     """Refuse a single shard for a table: its dataset is what becomes one."""
-    if target.suffix.lower() in FORMS and SHARD.fullmatch(source.name) and is_data_set(source.parent):
-        raise typer.BadParameter(
-            f"expected the folder of a dataset, got one of its shards, {source}. Unseal the folder {source.parent}",
-            param_hint="SOURCE",
-        )
+    is_shard = target.suffix.lower() in FORMS and SHARD.fullmatch(source.name) and is_data_set(source.parent)
+    reason = f"expected the folder of a dataset, got one of its shards, {source}. Unseal the folder {source.parent}"
+    refuse_options({"SOURCE": is_shard}, reason)
 
 
 def _plain_path(path: Path, file: SealedFile) -> Path:
