@@ -91,7 +91,7 @@ def prepare_tour(patch):
     """Have `tour run` visit desks of this process, on another made-up machine."""
     from helpers.tour_files import be_reached, clock, open_desk
 
-    be_reached(patch, lambda config, url: open_desk(config.folder, {"1": "owner", "2": "a"}[url[-1]]))
+    be_reached(patch, lambda given, url: open_desk(given["owner_key"].parent, {"1": "owner", "2": "a"}[url[-1]]))
     local_machine.replace(patch, Machine("snp", 0, is_small=True), clock)
 
 

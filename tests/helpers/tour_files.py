@@ -169,4 +169,4 @@ class Served:
 
 def be_reached(patch, open_by):
     """Have `tour run` reach a desk that a function returns, which is given the configuration and the desk's URL."""
-    patch.setattr("fastrack._cli.tours.run._Config.desk", open_by)
+    patch.setattr("fastrack._cli.tours.run._desk", open_by)

@@ -4,8 +4,6 @@ It drives tests and tours whose accelerators share a disk. Where machines are ap
 to the next.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,38 +20,10 @@ from fastrack._util.rights import open_own
 from fastrack.attest._offer import read_clock
 from fastrack.errors import FormatError, RollbackError
 from fastrack.grants import Verifier
-from fastrack.tour import Chain, Plan, RemoteDesk
+from fastrack.tour import Chain, RemoteDesk
 from fastrack.tour._folder import CHAIN, Folder
 
 _LIMIT = 1 << 20  # bytes of a configuration
-
-
-@dataclass(frozen=True, slots=True)
-class _Config:
-    """The content of a configuration. Its paths are relative to its folder."""
-
-    folder: Path
-    values: Mapping[str, Any]
-
-    def owner(self) -> Verifier:
-        return Verifier.load(self.values["owner_key"])
-
-    def desk(self, url: str) -> RemoteDesk:
-        names = ("certificate", "private_key", "ca", "timeout")
-        with refuse_values("--config"):
-            return RemoteDesk(url, **{name: self.values[name] for name in names if name in self.values})
-
-    def holder_desk(self, name: str) -> RemoteDesk:
-        return self.desk(self.values["holders"][name]["desk"])
-
-    def data(self, name: str) -> list[Path]:
-        return list_shards([self.folder / path for path in self.values["holders"][name]["data"]])
-
-    def require(self, plan: Plan) -> None:
-        """Raise `FormatError` unless all holders of a plan are in it."""
-        for name in plan.holders:
-            if name not in self.values["holders"]:
-                raise FormatError(f"the configuration: expected holder {name} by the plan, got none. Add it as a table")
 
 
 def run(
@@ -71,9 +41,10 @@ def run(
     What is in OUT is not made again: a run that was interrupted goes on with the next visit.
     """
     given = _read_config(config)
-    owner = given.owner()
+    owner = Verifier.load(given["owner_key"])
     first = _load(source, owner)
-    given.require(first.plan)
+    if missing := [name for name in first.plan.holders if name not in given["holders"]]:
+        raise FormatError(f"the configuration: expected holder {missing[0]} by the plan, got none. Add it as a table")
     out.mkdir(exist_ok=True)
     folder, before = source, first
     for number in range(len(first.visits), len(first.plan.order)):
@@ -86,7 +57,7 @@ def run(
         folder = target
     final = out / "final"
     if not final.exists():
-        tour.finish(folder, final, owner=owner, owner_desk=given.desk(given.values["owner"]))
+        tour.finish(folder, final, owner=owner, owner_desk=_desk(given, given["owner"]))
     chain = _load(final, owner)
     chain.require_complete()
     if chain.plan != before.plan or chain.visits != before.visits:
@@ -97,25 +68,30 @@ def run(
         f"{clean(str(final))}: the model after {pluralize(len(chain.visits), 'visit')}, complete",
         f"model: {chain.model}",
     ]
-    if quiet:
-        lines = []
-    tell(lines, as_json=as_json, path=str(final), visits=len(chain.visits), plan=chain.plan.digest, head=chain.head)
+    members = {"visits": len(chain.visits), "plan": chain.plan.digest, "head": chain.head}
+    tell(lines, as_json=as_json, quiet=quiet, path=str(final), **members)
 
 
-def _visit(given: _Config, folder: Path, target: Path, before: Chain) -> None:
+def _visit(given: dict[str, Any], folder: Path, target: Path, before: Chain) -> None:
     name = before.plan.holder(len(before.visits))
     tour.visit(
         folder,
         target,
-        given.values["train"],
+        given["train"],
         owner=before.plan.owner,
-        owner_desk=given.desk(given.values["owner"]),
-        holder_desk=given.holder_desk(name),
-        data=given.data(name),
+        owner_desk=_desk(given, given["owner"]),
+        holder_desk=_desk(given, given["holders"][name]["desk"]),
+        data=list_shards(given["holders"][name]["data"]),
         collect=attest.collect_evidence,
-        device=given.values.get("device"),
+        device=given.get("device"),
         clock=read_clock,
     )
+
+
+def _desk(given: dict[str, Any], url: str) -> RemoteDesk:
+    names = ("certificate", "private_key", "ca", "timeout")
+    with refuse_values("--config"):
+        return RemoteDesk(url, **{name: given[name] for name in names if name in given})
 
 
 def _following(target: Path, owner: Verifier, before: Chain) -> Chain:
@@ -129,7 +105,7 @@ def _following(target: Path, owner: Verifier, before: Chain) -> Chain:
     return chain
 
 
-def _bring_receipts(given: _Config, chain: Chain) -> None:
+def _bring_receipts(given: dict[str, Any], chain: Chain) -> None:
     """Send the last receipt of each holder, which its visitor may have failed to send. Earlier ones came by visits.
 
     A desk that is off does not keep the tour from its end: the chain has its receipt. Another run sends it again.
@@ -138,7 +114,7 @@ def _bring_receipts(given: _Config, chain: Chain) -> None:
     problems = []
     for name, receipt in last.items():
         try:
-            given.holder_desk(name).ask("end", receipt.envelope)
+            _desk(given, given["holders"][name]["desk"]).ask("end", receipt.envelope)
         except OSError as error:
             problems.append(f"{name} ({error})")
     if problems:
@@ -152,7 +128,8 @@ def _load(folder: Path, owner: Verifier) -> Chain:
     return Chain.load(folder / CHAIN, owner=owner)
 
 
-def _read_config(path: Path) -> _Config:
+def _read_config(path: Path) -> dict[str, Any]:
+    """Return the content of a configuration, with its paths, which are relative to its folder."""
     with open_own(path) as file:
         table = Table.parse(file.read(_LIMIT), f"configuration {path}")
     values = {name: table.needed(name, TEXT) for name in _NEEDED} | table.read_all(_OPTIONS)
@@ -161,8 +138,9 @@ def _read_config(path: Path) -> _Config:
         raise table.refusal("holders", "a table", "none")
     values["holders"] = {name: holders.needed(name, _HOLDER) for name in holders.names()}
     table.done()
-    paths = {name: path.parent / values[name] for name in _PATHS if name in values}
-    return _Config(path.parent, values | paths)
+    for holder in values["holders"].values():
+        holder["data"] = [path.parent / name for name in holder["data"]]
+    return values | {name: path.parent / values[name] for name in _PATHS if name in values}
 
 
 _NEEDED = ("train", "owner", "owner_key")
