@@ -134,17 +134,9 @@ def verify_contents(
         members = {"name": check.name, "dtype": check.dtype, "shape": shape, "bytes": check.nbytes}
         tensors.append({**members, "ok": check.error is None, "chunk": chunk, "message": _message(check)})
     count = pluralize(len(checks), "sealed tensor")
-    return _report(
-        path,
-        file,
-        checks,
-        meter,
-        {"tensors": tensors, "not_protected": list(plain), "bytes": meter.nbytes},
-        table,
-        count,
-        f"every chunk of {count} is authentic",
-        plain,
-    )
+    members = {"tensors": tensors, "not_protected": list(plain), "bytes": meter.nbytes}
+    verdict = f"every chunk of {count} is authentic"
+    return _report(path, file, checks, meter, members, table, count, verdict, plain)
 
 
 def _verify_folder(path: Path, ring: KeyRing, meter: Meter, anchor: Anchor | None) -> Report:
