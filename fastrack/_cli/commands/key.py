@@ -64,7 +64,8 @@ def key(
             except (FastrackError, OSError, ImportError) as error:
                 failed.append((source, error))
     if as_json:
-        print_json(keys=entries, **_document(failed))
+        errors = [{"source": source, "error": error_document(error)} for source, error in failed]
+        print_json(keys=entries, **({"failed": errors, "error": errors[0]["error"]} if errors else {}))
     else:
         if entries and not quiet:
             table = new_table("id", "kind", "bits", "source", right=("bits",))
@@ -89,13 +90,6 @@ def _fold(failed: list[tuple[str, Exception]]) -> list[str]:
 def _claims_key(path: Path) -> bool:
     """Return whether a file is a key, or is named like one: damage of it is told."""
     return path.suffix in {".key", ".pub"} or _is_key(path)
-
-
-def _document(failed: list[tuple[str, Exception]]) -> dict[str, Any]:
-    if not failed:
-        return {}
-    errors = [{"source": source, "error": error_document(error)} for source, error in failed]
-    return {"failed": errors, "error": errors[0]["error"]}
 
 
 def _expand(source: str) -> list[str]:
