@@ -18,6 +18,10 @@ _NAME = "fastrack-bench"
 _GROUP = "fastrack.commands"
 
 
+def stand_in() -> None:
+    """Stand in the list of commands for one that only the distribution has, which takes its place when it is called."""
+
+
 def load(command: str) -> Any:
     """Return the application that has a command. Raise an error without one of the version of fastrack-io."""
     found = _find()
