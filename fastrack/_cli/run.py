@@ -132,9 +132,26 @@ class Meter:
             return {"dry_run": True}
         return {"seconds": self.seconds, "gbps": speed(nbytes, self.seconds)}
 
-    def rate(self, nbytes: int) -> str:
-        """Return the end of a line: the time and the rate for `nbytes` bytes."""
-        return "; nothing was written" if self.is_dry else f"; {format_rate(nbytes, self.seconds)}"
+    def report(
+        self,
+        source: object,
+        target: object,
+        nbytes: int,
+        line: str,
+        members: Mapping[str, Any],
+        *,
+        before: Sequence[str] = (),
+        after: Sequence[str] = (),
+        **more: Any,
+    ) -> Report:
+        """Return the report on a target: a line with the time and the rate for `nbytes` bytes, and lines around it."""
+        rate = "nothing was written" if self.is_dry else format_rate(nbytes, self.seconds)
+        return Report(
+            {"source": str(source), "target": str(target), **members, **self.describe(nbytes)},
+            lines=[*before, f"{clean(str(target))}: {line}; {rate}", *after],
+            nbytes=nbytes,
+            **more,
+        )
 
 
 class _Foreseen(Exception):  # noqa: N818 - no error

@@ -93,19 +93,9 @@ def _rekey_file(
         with load_file(location) as file:
             file_id = file.file_id
     counts, done = pluralize(len(names), "tensor"), "would seal" if meter.is_dry else "sealed"
-    line = f"{clean(str(location))}: {done} {counts} anew, {format_size(total)}"
-    return Report(
-        {
-            "source": str(as_location(source)),
-            "target": str(location),
-            "key_id": owner.id,
-            "file_id": file_id,
-            "tensors": names,
-            "bytes": total,
-            **meter.describe(total),
-        },
-        lines=[f"{line}{meter.rate(total)}", f"key: {owner.id}"],
-    )
+    line = f"{done} {counts} anew, {format_size(total)}"
+    members = {"key_id": owner.id, "file_id": file_id, "tensors": names, "bytes": total}
+    return meter.report(as_location(source), location, total, line, members, after=[f"key: {owner.id}"])
 
 
 def _rekey_data_set(source: Path, target: Path, ring: KeyRing, owner: Key, meter: Meter) -> Report:
@@ -117,24 +107,15 @@ def _rekey_data_set(source: Path, target: Path, ring: KeyRing, owner: Key, meter
     with meter.run(headers.nbytes) as progress, beginning_again(target):
         rekey_data_set(data, target, ring, key=owner, progress=progress)
     counts = f"{pluralize(len(data.shards), 'shard')} anew, {pluralize(data.samples, 'sample')}"
-    total, done = format_size(headers.nbytes), "would seal" if meter.is_dry else "sealed"
+    line = f"{'would seal' if meter.is_dry else 'sealed'} {counts}, {format_size(headers.nbytes)}"
     odd = warning_of(data, source)
     warning = [] if odd is None else [clean(f"warning: {odd}; so it is with {target}")]
-    return Report(
-        {
-            "source": str(source),
-            "target": str(target),
-            "key_id": owner.id,
-            "shards": [path.name for path, _ in data.shards],
-            "samples": data.samples,
-            "complete": data.is_whole,
-            "bytes": headers.nbytes,
-            **meter.describe(headers.nbytes),
-        },
-        lines=[
-            *warning,
-            f"{clean(str(target))}: {done} {counts}, {total}{meter.rate(headers.nbytes)}",
-            f"key: {owner.id}",
-        ],
-        brief=warning,
-    )
+    members = {
+        "key_id": owner.id,
+        "shards": [path.name for path, _ in data.shards],
+        "samples": data.samples,
+        "complete": data.is_whole,
+        "bytes": headers.nbytes,
+    }
+    after = [f"key: {owner.id}"]
+    return meter.report(source, target, headers.nbytes, line, members, before=warning, after=after, brief=warning)

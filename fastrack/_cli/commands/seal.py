@@ -283,7 +283,6 @@ class _Sealer:
             self.grantees.grant(self.owner, folder.file_ids, target)
         copied = "copy" if meter.is_dry else "copied"
         counts = f"{pluralize(len(sealed), 'file')} and {copied} {pluralize(len(readable), 'file')}"
-        size = format_size(nbytes)
         brief = []  # printed even with --quiet: everything else is sealed
         if readable:
             brief.append(f"not protected, anyone can read {', '.join(map(clean, readable))}")
@@ -291,28 +290,23 @@ class _Sealer:
             brief.append(f"found by libraries only in host memory, by mount_folder: {', '.join(map(clean, unread))}")
         if left_out:
             brief.append(f"left out: {', '.join(map(clean, left_out))}")
-        return Report(
-            {
-                "source": str(source),
-                "target": str(place),
-                "key_id": self.owner.id,
-                "grants": self._grants,
-                "files": sealed,
-                "bytes": nbytes,
-                "not_protected": readable,
-                "readable": {"files": readable},
-                "left_out": left_out,
-                **meter.describe(nbytes),
-            },
-            lines=[
-                f"{clean(str(place))}: {_done(meter.is_dry)} {counts}, {size}{meter.rate(nbytes)}",
-                f"key: {self.owner.id}",
-                *self._granted(),
-                "anyone can read the names, dtypes and shapes of all tensors, and the names of all files",
-                *brief,
-            ],
-            brief=brief,
-        )
+        members = {
+            "key_id": self.owner.id,
+            "grants": self._grants,
+            "files": sealed,
+            "bytes": nbytes,
+            "not_protected": readable,
+            "readable": {"files": readable},
+            "left_out": left_out,
+        }
+        after = [
+            f"key: {self.owner.id}",
+            *self._granted(),
+            "anyone can read the names, dtypes and shapes of all tensors, and the names of all files",
+            *brief,
+        ]
+        line = f"{_done(meter.is_dry)} {counts}, {format_size(nbytes)}"
+        return meter.report(source, place, nbytes, line, members, after=after, brief=brief)
 
     @property
     def _grants(self) -> str | None:
@@ -333,38 +327,34 @@ class _Sealer:
         names, metadata = [entry.name for entry in contents.tensors], list(contents.metadata)
         location = str(as_location(target))
         counts = f"{pluralize(len(sealed), 'tensor')}, {format_size(sealed_bytes)}"
-        line = f"{clean(location)}: {_done(meter.is_dry)} {counts}"
+        line = f"{_done(meter.is_dry)} {counts}"
         if unsealed:
             line += f", and left {pluralize(len(unsealed), 'tensor')} unencrypted, {format_size(left_bytes)}"
         readable = (("names, dtypes and shapes of", names), ("metadata", metadata))
         listed = ", ".join(clean(repr(entry.name)) for entry in unsealed)
-        return Report(
-            {
-                "source": str(source),
-                "target": location,
-                "key_id": self.owner.id,
-                "grants": self._grants,
-                "tensors": [entry.name for entry in sealed],
-                "bytes": sealed_bytes,
-                "not_protected": [entry.name for entry in unsealed],
-                "plain_bytes": left_bytes,
-                "target_bytes": contents.file_bytes,
-                "readable": {"names": names, "metadata": metadata},
-                **meter.describe(contents.plain_bytes),
-            },
-            lines=[
-                f"{line}{meter.rate(contents.plain_bytes)}",
-                f"key: {self.owner.id}",
-                *(
-                    f"anyone can read the {subject} {clean(', '.join(map(repr, texts))):.300}"
-                    for subject, texts in readable
-                    if texts
-                ),
-                *self._granted(),
-            ],
-            brief=[f"{clean(location)}: not protected, anyone can read {listed}"] if unsealed else [],
-            nbytes=contents.plain_bytes,
-            plain=[entry.name for entry in unsealed],
+        plain = [entry.name for entry in unsealed]
+        members = {
+            "key_id": self.owner.id,
+            "grants": self._grants,
+            "tensors": [entry.name for entry in sealed],
+            "bytes": sealed_bytes,
+            "not_protected": plain,
+            "plain_bytes": left_bytes,
+            "target_bytes": contents.file_bytes,
+            "readable": {"names": names, "metadata": metadata},
+        }
+        after = [
+            f"key: {self.owner.id}",
+            *(
+                f"anyone can read the {subject} {clean(', '.join(map(repr, texts))):.300}"
+                for subject, texts in readable
+                if texts
+            ),
+            *self._granted(),
+        ]
+        brief = [f"{clean(location)}: not protected, anyone can read {listed}"] if unsealed else []
+        return meter.report(
+            source, location, contents.plain_bytes, line, members, after=after, brief=brief, plain=plain
         )
 
     def _find_plain(self, source: Path) -> list[str]:

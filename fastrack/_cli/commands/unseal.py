@@ -209,23 +209,12 @@ class _Opener:
                         file, target, self.ring, names=names, plain=plain, overwrite=self.force, progress=progress
                     )
             copied = [name for name in names if name in file.plain]
-            line = f"{clean(str(target))}: {pluralize(len(names), 'tensor')}, unencrypted, {format_size(total)}"
+            line = f"{pluralize(len(names), 'tensor')}, unencrypted, {format_size(total)}"
             warning = [f"not protected, copied as stored: {', '.join(map(clean, copied))}"] if copied else []
-            return Report(
-                {
-                    "source": str(as_location(source)),
-                    "target": str(target),
-                    "key_id": file.key_id,
-                    "file_id": file.file_id,
-                    "tensors": names,
-                    "bytes": total,
-                    "not_protected": copied,
-                    **meter.describe(total),
-                },
-                lines=[*warning, f"{line}{meter.rate(total)}"],
-                nbytes=total,
-                plain=copied,
-                plaintext=[target],
+            ids = {"key_id": file.key_id, "file_id": file.file_id}
+            members = {**ids, "tensors": names, "bytes": total, "not_protected": copied}
+            return meter.report(
+                as_location(source), target, total, line, members, before=warning, plain=copied, plaintext=[target]
             )
 
     def unseal_into(self, folder: Path, job: Job, meter: Meter) -> Report | None:
@@ -240,21 +229,10 @@ class _Opener:
         folder = load_folder(source, self.ring, anchor=self.anchor)
         with meter.run(folder.nbytes) as progress:
             unseal_folder(folder, target, self.ring, progress=progress)
-        count = pluralize(len(folder.files), "file")
-        line = f"{clean(str(target))}: {count}, unencrypted, {format_size(folder.nbytes)}"
-        return Report(
-            {
-                "source": str(source),
-                "target": str(target),
-                "key_id": folder.key_id,
-                "file_id": folder.file_id,
-                "files": list(folder.files),
-                "bytes": folder.nbytes,
-                **meter.describe(folder.nbytes),
-            },
-            lines=[f"{line}{meter.rate(folder.nbytes)}"],
-            plaintext=[target],
-        )
+        line = f"{pluralize(len(folder.files), 'file')}, unencrypted, {format_size(folder.nbytes)}"
+        ids = {"key_id": folder.key_id, "file_id": folder.file_id}
+        members = {**ids, "files": list(folder.files), "bytes": folder.nbytes}
+        return meter.report(source, target, folder.nbytes, line, members, plaintext=[target])
 
     def export(self, source: Path, target: Path, columns: list[str] | None, meter: Meter) -> Report:
         """Decrypt a dataset into a table, text or a folder."""
@@ -290,21 +268,10 @@ class _Opener:
         size = target.stat().st_size if target.is_file() and not meter.is_dry else nbytes
         odd = warning_of(data, source)
         warning = [] if odd is None else [clean(f"warning: {odd}")]
-        line = f"{clean(str(target))}: {pluralize(data.samples, 'sample')}, unencrypted, {format_size(size)}"
-        return Report(
-            {
-                "source": str(source),
-                "target": str(target),
-                "key_id": headers.key_id,
-                "samples": data.samples,
-                "complete": data.is_whole,
-                "bytes": nbytes,
-                **meter.describe(nbytes),
-            },
-            lines=[*warning, f"{line}{meter.rate(nbytes)}"],
-            brief=warning,
-            plaintext=[target],
-        )
+        line = f"{pluralize(data.samples, 'sample')}, unencrypted, {format_size(size)}"
+        counts = {"samples": data.samples, "complete": data.is_whole, "bytes": nbytes}
+        members = {"key_id": headers.key_id, **counts}
+        return meter.report(source, target, nbytes, line, members, before=warning, brief=warning, plaintext=[target])
 
     def _choose(self, file: SealedFile) -> tuple[list[str], list[str]]:
         """Return the names of the tensors to write, and of unencrypted tensors that may be copied."""
