@@ -18,15 +18,10 @@ if TYPE_CHECKING:
 COLOURS = ("#8c2d19", "#d9773b", "#c9b458", "#2f6f8f", "#b5b5b5")  # from the bounce path to the plain copy
 
 
-def require(package: str) -> None:
-    """Raise an error if a package of the extra `demo` is not installed."""
-    if package not in sys.modules and find_spec(package) is None:
-        raise FastrackError(f"{package} is not installed: pip install 'fastrack-io[demo]'")
-
-
 def check_picture(path: Path) -> None:
     """Raise an error if matplotlib is not installed, or does not support the suffix."""
-    require("matplotlib")
+    if "matplotlib" not in sys.modules and find_spec("matplotlib") is None:
+        raise FastrackError("matplotlib is not installed: pip install 'fastrack-io[demo]'")
     from matplotlib.figure import Figure
 
     if path.suffix[1:].lower() not in Figure().canvas.get_supported_filetypes():

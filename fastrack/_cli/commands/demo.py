@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fastrack._bench.plots import check_picture, draw_ablation, require
+from fastrack._bench.plots import check_picture, draw_ablation
 from fastrack._cli.commands.bench import Wide, measure, show_ablation, show_speeds
 from fastrack._cli.commands.inspect import read_contents
 from fastrack._cli.console import clean, reporter
@@ -49,7 +49,6 @@ def demo(
     wide: Wide = False,
 ) -> None:
     """Seal real data, open it, train on it, refuse a forgery, and measure speeds. Only a chart is left."""
-    require("matplotlib")
     check_picture(picture)
     check_target(picture, force=True)
     if directory is not None:
