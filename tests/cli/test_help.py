@@ -50,6 +50,7 @@ def test_the_help_of_each_command_fits_the_terminal_and_names_what_it_leaves_out
     for line in commands():
         text = cli(f"help {line}").stdout
         assert len(text.splitlines()) <= 24, line
+        assert not re.search(r"  None$", text, re.MULTILINE), line  # of an argument whose help was lost
         if " " in line or line not in {"attest", "broker", "plan", "tour"}:
             whole_text = cli(f"{line} --help-all").stdout
             listed = set(re.findall(r"^  (--[a-z-]+)", whole_text, re.MULTILINE))
