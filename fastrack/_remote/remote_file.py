@@ -51,10 +51,6 @@ class RemoteFile:
         copy = self._copy
         self._copy = None if copy is None else _Copy(self._object, copy.entry)
 
-    @property
-    def url(self) -> Url:
-        return self._object.url
-
     def copy(self) -> _Copy:
         """Return the copy on the local disk, or begin another if it was evicted, and note that it is used."""
         copy = self._copy
