@@ -111,7 +111,7 @@ class RemoteFile:
             writers = {file: writer for file in missing if (writer := copies[file].entry.open_writer())}
             if len(writers) == len(missing):  # else this call evicted one of its own files to make room
                 break
-        begun = {file: copies[file].begin(next(steps(blocks[file])), writer) for file, writer in writers.items()}
+        begun = {file: copies[file].begin(next(steps(blocks[file])), writer)[0] for file, writer in writers.items()}
         for file, writer in writers.items():
             copies[file].fill(blocks[file], writer, begun[file])
         return {file: copy.entry.content for file, copy in copies.items()}
@@ -191,20 +191,16 @@ class _Copy:
     def count_missing(self, blocks: Sequence[range]) -> int:
         return sum(self.entry.flags(run.start, run.stop).count(0) for step in steps(blocks) for run in step)
 
-    def begin(self, blocks: Iterable[range], writer: Writer) -> list[Future[None]]:
-        """Begin to download the missing blocks, except pending ones. Return the downloads."""
-        return self._submit(blocks, writer)[0]
-
     def fill(self, blocks: Sequence[range], writer: Writer, begun: list[Future[None]]) -> None:
         """Download the missing blocks. `begun` are the downloads of the first blocks."""
         _finish(begun)
         for step in steps(blocks):
             while self.count_missing(step):
-                downloads, others = self._submit(step, writer)
+                downloads, others = self.begin(step, writer)
                 wait(others)  # failed downloads are begun again
                 _finish(downloads)
 
-    def _submit(self, blocks: Iterable[range], writer: Writer) -> tuple[list[Future[None]], set[Future[None]]]:
+    def begin(self, blocks: Iterable[range], writer: Writer) -> tuple[list[Future[None]], set[Future[None]]]:
         """Begin to download the missing blocks. Return the new downloads and the pending ones of other calls."""
         downloads: list[Future[None]] = []
         with self._lock:  # which a thread takes before it looks for its task
