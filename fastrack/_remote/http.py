@@ -52,8 +52,6 @@ class HttpObject:
         self._target = retry(self._sign_anew, url)
         self._etag: str | None = None
         self._modified: str | None = None
-        self.head = b""
-        self.version = Version(0, None)
         self.head, self.version = retry(self._open, url)
 
     def _open(self) -> tuple[bytes, Version]:
