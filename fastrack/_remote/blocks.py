@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ def _merge(blocks: list[range]) -> list[range]:
     if len(blocks) == 1 and blocks[0]:
         return blocks
     merged: list[range] = []
-    for run in sorted(blocks, key=_start):
+    for run in sorted(blocks, key=attrgetter("start")):
         if merged and run.start <= merged[-1].stop:
             if run.stop > merged[-1].stop:
                 merged[-1] = range(merged[-1].start, run.stop)
@@ -53,7 +54,3 @@ def steps(blocks: Sequence[range]) -> Iterator[list[range]]:
                 step, room = [], _STEP
     if step:
         yield step
-
-
-def _start(blocks: range) -> int:
-    return blocks.start
