@@ -29,6 +29,7 @@ from weakref import WeakSet
 from fastrack._remote.blocks import BLOCK
 from fastrack._remote.objects import Version
 from fastrack._tensors.mapped_file import map_file
+from fastrack._util.cpus import read_system
 from fastrack._util.fork import per_process
 from fastrack._util.locations import Url
 from fastrack._util.rights import make_own, require_own
@@ -37,6 +38,7 @@ from fastrack._util.shown import format_size
 VARIABLE = "FASTRACK_CACHE_DIR"
 SIZE_VARIABLE = "FASTRACK_CACHE_SIZE"
 _MARK = b"fastrack blocks3"
+_BOOT = Path("/proc/sys/kernel/random/boot_id")  # a crash may lose blocks that are flagged as present
 _SIZE = re.compile(r"(\d{1,6})([KMGT])i?B?", re.IGNORECASE)
 _UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
 _GROUP = 4096  # blocks: up to here checking all flags is quicker than checking some
@@ -164,7 +166,7 @@ class Cache:
         """Return the entry of a version of a file. A version without a validator is not shared."""
         _make_private(self._folder)  # again, because permissions may have changed, or the folder was removed
         told = version.validator or secrets.token_hex(16)
-        identity = "\0".join((url.full, told, str(version.size), _boot_id()))
+        identity = "\0".join((url.full, told, str(version.size), read_system(_BOOT)))
         path = self._folder / f"{sha256(identity.encode('utf-8', 'surrogatepass')).hexdigest()[:40]}.data"
         while True:
             try:
@@ -324,11 +326,3 @@ def _remove(path: Path) -> None:
                 os.close(descriptor)
     finally:
         doomed.unlink()
-
-
-def _boot_id() -> str:
-    """Return the id of this boot of the machine: a crash may lose blocks that are flagged as present."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-    except OSError:
-        return ""
