@@ -108,8 +108,8 @@ def join(location: Location, name: str) -> Location:
     if isinstance(location, Path):
         return location / name
     if location.scheme in _WEB:
-        folder, query = _split_query(location.full)
-        return Url(f"{folder.rstrip('/')}/{quote(name)}{query}")
+        folder = re.split(r"[?#]", location.full, maxsplit=1)[0]
+        return Url(f"{folder.rstrip('/')}/{quote(name)}{location.full[len(folder) :]}")
     require_bare(location)
     if _SYNTAX.search(name):  # fsspec would read or write another object, under another name
         raise FormatError(
@@ -117,11 +117,6 @@ def join(location: Location, name: str) -> Location:
             f"{name!r:.200}. Rename it"
         )
     return Url(f"{location.full.rstrip('/')}/{name}")
-
-
-def _split_query(url: str) -> tuple[str, str]:
-    match = re.search(r"[?#]", url)
-    return (url, "") if match is None else (url[: match.start()], url[match.start() :])
 
 
 def require_bare(url: Url) -> None:
