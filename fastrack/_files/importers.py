@@ -56,7 +56,10 @@ def whole_file(path: Path) -> PlainTensor:
     """Map the content of a file as one vector of bytes."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        _require_end(file, size, path)
+        file.seek(size)
+        if file.read(1):  # of /proc, say, or it grows
+            message = f"expected {size} bytes as its size says, got more; copy it, and use the copy"
+            raise OSError(errno.EINVAL, message, str(path))
         memory = np.memmap(file, np.uint8, "r", shape=(size,)) if size else np.empty(0, np.uint8)
     return PlainTensor.of(memory)
 
@@ -158,11 +161,3 @@ def refuse_malformed(path: Path) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno not in {None, errno.EINVAL}:
             raise
         raise FormatError(f"{path} is not an {path.suffix} file that can be sealed: {error!s:.300}") from None
-
-
-def _require_end(file: io.FileIO, size: int, path: str | os.PathLike[str]) -> None:
-    """Raise OSError if a file has more than `size` bytes, like files of /proc and growing files."""
-    file.seek(size)
-    if file.read(1):
-        message = f"expected {size} bytes as its size says, got more; copy it, and use the copy"
-        raise OSError(errno.EINVAL, message, os.fspath(path))

@@ -70,7 +70,8 @@ def parse_header(head: bytes, size: int | None, path: Location) -> tuple[dict[st
         text = _decode(head, size)
         metadata, tensors = _parse_compact(text, len(head)) or _parse(text, len(head))
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, _kind_of(head) or error) from None
+        reason = str(_kind_of(head) or error)
+        raise FormatError(f"{path}: expected a safetensors file, got another or a damaged one: {reason:.300}") from None
     stop = next(reversed(tensors.values())).stop if tensors else len(head)
     if size is not None and stop != size:
         raise FormatError(
@@ -241,10 +242,6 @@ def _read_tensor(name: str, entry: Any, body: int) -> StoredTensor:
             f"entry of {name!r:.80}: expected {nbytes} bytes, got those from {start!s:.40} to {stop!s:.40}"
         )
     return StoredTensor(dtype, tuple(shape), body + start, body + stop)
-
-
-def _damaged(path: Location, reason: object) -> FormatError:
-    return FormatError(f"{path}: expected a safetensors file, got another or a damaged one: {reason!s:.300}")
 
 
 def encode_header(

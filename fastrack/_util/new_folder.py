@@ -31,7 +31,11 @@ def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
     """
     process = os.getpid()
     require_local(path)
-    _require_no_trial(path)
+    if current() is not None:  # its files are read again, and have no content in a trial
+        raise FastrackError(
+            f"rehearsing a save failed: {path}: expected a save of files, got a new folder. Make "
+            "it only where fastrack.is_rehearsing() is False"
+        )
     refuse_key_text(path, may_be_id=True)
     path = path.parent.resolve() / path.name
     if os.path.lexists(path):
@@ -69,15 +73,6 @@ def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
                 os.rmdir(name, dir_fd=parent)
             raise
         atomic.sync_directory(path.parent)
-
-
-def _require_no_trial(path: Path) -> None:
-    """Refuse to make a folder in a trial: its files are read again, and have no content."""
-    if current() is not None:
-        raise FastrackError(
-            f"rehearsing a save failed: {path}: expected a save of files, got a new folder. Make "
-            "it only where fastrack.is_rehearsing() is False"
-        )
 
 
 def _open_folder(path: Path | str, parent: int | None, stack: ExitStack) -> int:
