@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import re
 from typing import Any, ClassVar, Self
@@ -109,7 +108,7 @@ class VaultTransit(KeyWrapper):
         text = self._ask("decrypt", "plaintext", ciphertext=wrapped.ciphertext.decode("ascii", "replace"))
         try:
             return bytearray(base64.b64decode(text, validate=True))
-        except (binascii.Error, ValueError):
+        except ValueError:
             raise self._failure("expected base64, got other text") from None
 
     def _ask(self, operation: str, member: str, **arguments: str) -> str:
