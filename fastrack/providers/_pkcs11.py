@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import re
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -61,6 +62,8 @@ _REASONS = {
 }
 _ASK = f"check the PIN, then log in with another tool, or for one run with {TRY_VARIABLE}"
 _REFUSALS = {"PinIncorrect", "PinInvalid", "PinLenRange", "PinLocked", "PinExpired", "UserNotLoggedIn"}
+_loaded: dict[str, int] = {}  # by the names of libraries, the process that initialised them
+_lock = per_process(sys.modules[__name__], "_lock", threading.RLock)  # under which a login takes place
 
 
 class Pkcs11(KeyWrapper):
@@ -175,7 +178,7 @@ class Pkcs11(KeyWrapper):
     @contextlib.contextmanager
     def _open(self, pkcs11: Any) -> Iterator[Any]:
         """Yield a session with the token, after login. A login is process-wide, so only one session runs at a time."""
-        with _state.lock:
+        with _lock:
             try:
                 token = self._find_token(pkcs11)
                 session = self._log_in(pkcs11, token)
@@ -193,7 +196,7 @@ class Pkcs11(KeyWrapper):
                 f"opening {self!r} failed: expected the library of the token, got none. Set {MODULE_VARIABLE}, or add "
                 "module-path to the query of the URI; p11-kit-proxy.so has all tokens that the system knows"
             )
-        library = _state.load(pkcs11, name)
+        library = _load(pkcs11, name)
         attributes = {attribute: value for attribute, value in self._path.items() if attribute in _TOKEN}
         tokens = []
         for slot in library.get_slots(token_present=True):
@@ -283,28 +286,18 @@ class Pkcs11(KeyWrapper):
         return f"<Pkcs11 {_format(self._path)}>"
 
 
-class _State:
-    """The libraries of this process, and the lock under which a login takes place."""
-
-    def __init__(self) -> None:
-        self._process: dict[str, int] = {}
-        self.lock = per_process(self, "lock", threading.RLock)
-
-    def load(self, pkcs11: Any, name: str) -> Any:
-        try:
-            library = pkcs11.lib(name)
-            if self._process.setdefault(name, os.getpid()) != os.getpid():  # the parent initialised it
-                library.reinitialize()
-                self._process[name] = os.getpid()
-        except (RuntimeError, OSError) as error:
-            raise ProviderError(
-                f"loading the PKCS#11 library {name} failed: {type(error).__name__}. Check the path, and the library's "
-                "own configuration"
-            ) from None
-        return library
-
-
-_state = _State()
+def _load(pkcs11: Any, name: str) -> Any:
+    try:
+        library = pkcs11.lib(name)
+        if _loaded.setdefault(name, os.getpid()) != os.getpid():  # the parent initialised it
+            library.reinitialize()
+            _loaded[name] = os.getpid()
+    except (RuntimeError, OSError) as error:
+        raise ProviderError(
+            f"loading the PKCS#11 library {name} failed: {type(error).__name__}. Check the path, and the library's own "
+            "configuration"
+        ) from None
+    return library
 
 
 @contextlib.contextmanager
