@@ -165,13 +165,10 @@ def fetch(wanted: Iterable[Wanted]) -> list[SealedTensor | None] | None:
 
 def fetch_headers(tensors: Iterable[SealedTensor | None]) -> bool:
     """Download the headers of messages in parallel. Return False if all messages are on this machine."""
-    if _REMOTE not in sys.modules:
-        return False
     ranges_by_file = _by_file((tensor, _NO_BYTES) for tensor in tensors)
-    for file in ranges_by_file:
-        file.fetch_files(ranges_by_file)
-        return True
-    return False
+    if ranges_by_file:
+        next(iter(ranges_by_file)).fetch_files(ranges_by_file)
+    return bool(ranges_by_file)
 
 
 def prefetch(wanted: Iterable[Wanted]) -> int | None:
