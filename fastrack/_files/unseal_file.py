@@ -22,7 +22,7 @@ from fastrack._files.writer import SLAB, Entries, Progress, by_alignment, plain_
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.file_header import encode_header
 from fastrack._sealed.message_headers import authenticate_headers
-from fastrack._sealed.messages import OpenMessage
+from fastrack._sealed.messages import OpenMessage, open_whole
 from fastrack._sealed.scales import grid
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors import arrays, dtypes
@@ -224,11 +224,5 @@ def _scaling(tensor: SealedTensor, keys: KeyRing) -> Scaling:
     scale, described = tensor.scale, tensor.context.scale
     assert scale is not None
     assert described is not None
-    memory = arrays.empty_bytes(scale.nbytes)
-    with OpenMessage(scale, keys) as opened:
-        opened.read(memory)
     _, columns = grid(tensor.shape)
-    return Scaling(HostMemory.of(memory), scale.dtype, tensor.dtype, columns, *described.block)
-
-
-# Sealed files.
+    return Scaling(HostMemory.of(open_whole(scale, keys)), scale.dtype, tensor.dtype, columns, *described.block)

@@ -15,7 +15,7 @@ from fastrack._documents.strict import parse_strict
 from fastrack._files.reader import SealedFile
 from fastrack._keys.keyring import KeyRing
 from fastrack._sealed.file_header import ABOUT
-from fastrack._sealed.seal import unseal
+from fastrack._sealed.messages import open_whole
 from fastrack._tensors.arrays import Bytes
 from fastrack.errors import FormatError
 
@@ -102,5 +102,4 @@ def read_about(file: SealedFile, keys: KeyRing) -> About | None:
     tensor = file[ABOUT]
     if tensor.dtype != "U8" or len(tensor.shape) != 1:
         raise FormatError(f"{file.path}: expected {ABOUT} as a vector of bytes, got another tensor. Get it again")
-    content = unseal(tensor, keys, framework="numpy").tobytes()
-    return About.decode(content, Path(str(file.path)))
+    return About.decode(open_whole(tensor, keys).tobytes(), Path(str(file.path)))

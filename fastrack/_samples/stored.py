@@ -15,10 +15,8 @@ from fastrack._samples.about import About, read_about
 from fastrack._samples.arrow_types import describe_type
 from fastrack._samples.blocks import OFFSETS, RECORDS, Block, Column, columns_of
 from fastrack._sealed.message_headers import authenticate_headers
-from fastrack._sealed.messages import OpenMessage
-from fastrack._sealed.tensor import SealedTensor
-from fastrack._tensors import arrays, dtypes
-from fastrack._tensors.arrays import Bytes
+from fastrack._sealed.messages import open_whole
+from fastrack._tensors import dtypes
 from fastrack._util.locations import Location, join
 from fastrack._util.regular_file import not_found
 from fastrack._util.shown import shown
@@ -313,19 +311,12 @@ def read_blocks(file: SealedFile, columns: Mapping[str, Column], keys: KeyRing) 
     blocks = {}
     for name, column in columns.items():
         if column.shape is not None:
-            blocks[name] = Block(column, _open(file[name], keys), file[name].shape[0])
+            blocks[name] = Block(column, open_whole(file[name], keys), file[name].shape[0])
             continue
-        data, ends = _open(file[name + RECORDS], keys), _open(file[name + OFFSETS], keys).view(np.int64)
+        data, ends = open_whole(file[name + RECORDS], keys), open_whole(file[name + OFFSETS], keys).view(np.int64)
         width = dtypes.nbytes(column.dtype, (1,))
         # Authentic, yet another program of the owner's may have written it.
         if ends[0] != 0 or ends[-1] != data.size // width or np.any(np.diff(ends) < 0):
             raise FormatError(f"{file.path}: {name!r:.80}: expected offsets of records, got others. Write it again")
         blocks[name] = Block(column, data, ends.size - 1, ends * width)
     return blocks
-
-
-def _open(tensor: SealedTensor, keys: KeyRing) -> Bytes:
-    memory = arrays.empty_bytes(tensor.nbytes)
-    with OpenMessage(tensor, keys) as message:
-        message.read(memory)
-    return memory

@@ -1,4 +1,4 @@
-"""Read messages on the host: `OpenMessage`."""
+"""Read messages on the host: `OpenMessage`, and `open_whole`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from fastrack._crypto.gather import Ranges
 from fastrack._keys.keyring import KeyRing
 from fastrack._sealed.message_headers import discard, fetch, open_header
 from fastrack._sealed.tensor import SealedTensor
+from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.locations import Location
 from fastrack.errors import AuthenticationError
@@ -86,6 +87,14 @@ class OpenMessage:
 
     def __exit__(self, *_: object) -> None:
         self._schedule.wipe()
+
+
+def open_whole(sealed: SealedTensor, keys: KeyRing) -> Bytes:
+    """Return the plaintext of a message, authenticated."""
+    with OpenMessage(sealed, keys) as message:
+        memory = arrays.empty_bytes(sealed.nbytes)
+        message.read(memory)
+    return memory
 
 
 def bad_chunk(
