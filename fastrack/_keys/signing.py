@@ -204,8 +204,7 @@ def open_envelope(
     Raise FormatError if `envelope` is no envelope, or one of another type. Raise SignatureError if it has no valid
     signature of a trusted key.
     """
-    payload, _, found_type, signatures = _parse_envelope(envelope, source)
-    return payload, _find_signer(payload, found_type, signatures, payload_type, trusted, source)
+    return _verify_envelope(envelope, payload_type, trusted, source)[:2]
 
 
 def open_canonical(
@@ -215,22 +214,17 @@ def open_canonical(
 
     No byte of it can be changed unheard. Raise FormatError if it has another form.
     """
-    payload, text, found_type, signatures = _parse_envelope(envelope, source)
-    signer = _find_signer(payload, found_type, signatures, payload_type, trusted, source)
+    payload, signer, text, signatures = _verify_envelope(envelope, payload_type, trusted, source)
     if _write_envelope(text.encode(), payload_type, [(signer.id, signatures[0])]) != envelope:
         raise FormatError(f"{source}: expected one signature, in canonical form, got another form. Get it again")
     return payload, signer
 
 
-def _find_signer(
-    payload: bytes,
-    found_type: str,
-    signatures: Iterable[bytes],
-    payload_type: str,
-    trusted: Verifier | Iterable[Verifier],
-    source: str,
-) -> Verifier:
-    """Return the trusted key that signed a payload of this type."""
+def _verify_envelope(
+    envelope: bytes, payload_type: str, trusted: Verifier | Iterable[Verifier], source: str
+) -> tuple[bytes, Verifier, str, list[bytes]]:
+    """Return the payload of an envelope, the trusted key that signed it, the payload in base64, and all signatures."""
+    payload, text, found_type, signatures = _parse_envelope(envelope, source)
     if found_type != payload_type:
         raise FormatError(f"{source}: expected a document of type {payload_type}, got {found_type!r:.80}")
     message = _pre_authentication_encoding(payload_type, payload)
@@ -241,7 +235,7 @@ def _find_signer(
                 verifier.verify(signature, message)
             except SignatureError:
                 continue
-            return verifier
+            return payload, verifier, text, signatures
     names = ", ".join(verifier.id for verifier in verifiers) or "none was named"
     raise SignatureError(
         f"{source}: expected a signature by a trusted key ({names}), got none that holds; it was altered, or signed by "

@@ -72,7 +72,7 @@ def long_before(right):
 
 
 def of_its_own_type(right):
-    return lambda payload, found, signatures, _, *args: right(payload, found, signatures, found, *args)
+    return lambda envelope, _, *args: right(envelope, signing._parse_envelope(envelope, ANY)[2], *args)
 
 
 def of_rank_0(right):
@@ -114,7 +114,7 @@ FAULTS = [
     ("grants.expires", "grants do not end", grants.Grants, "unlock", at_another_time),
     ("grants.constraints", "the end is not bound", grants, "_constraints", without("expires")),
     ("grants.signature", "signatures are not verified", signing.Verifier, "verify", into(nothing)),
-    ("grants.type", "types are not compared", signing, "_find_signer", of_its_own_type),
+    ("grants.type", "types are not compared", signing, "_verify_envelope", of_its_own_type),
     ("grants.payload", "JSON may have another form", documents, "encode", into(lambda *_, **__: ANY)),
     ("manifest.follows", "history is not looked at", anchor._State, "require_before", into(nothing)),
     ("manifest.least", "a new anchor has no least version", anchor._State, "require_before", given(from_0_on)),
