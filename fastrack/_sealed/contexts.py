@@ -56,15 +56,7 @@ class MessageContext(NamedTuple):
             raise FormatError(f"name of a tensor: expected Unicode text, got {shown(self.name, 200)}") from None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return unpickle, (
-            "MessageContext",
-            self.name,
-            self.dtype,
-            self.shape,
-            self.file,
-            self.kind,
-            *self[5:][: self.scale is not None],
-        )
+        return unpickle, ("MessageContext", *(self[:-1] if self.scale is None else self))
 
     def new_key(self, key: Key) -> tuple[MessageKey, Bytes]:
         """Return the key of a new message, and its header: a fresh salt and the commitment."""
