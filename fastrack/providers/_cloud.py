@@ -6,9 +6,9 @@ import re
 from abc import abstractmethod
 from typing import Any, ClassVar, Self
 
+from fastrack._documents.canonical import parsing
 from fastrack._keys.wrapped import KeyWrapper, WrappedKey, require_parameters
 from fastrack._util.shown import shown
-from fastrack.errors import FormatError
 
 
 class CloudKey(KeyWrapper):
@@ -33,11 +33,9 @@ class CloudKey(KeyWrapper):
     def from_wrapped(cls, wrapped: WrappedKey) -> Self:
         """Make a wrapper from the key name in a file, which must be a name of this service."""
         key = require_parameters(wrapped, frozenset({"key"}))["key"]
-        try:
+        with parsing(f"the wrapped file of key {wrapped.key_id} is wrong", "restore it"):
             cls._check_file(key)
             return cls(key)
-        except ValueError as error:
-            raise FormatError(f"the wrapped file of key {wrapped.key_id} is wrong: {error}; restore it") from None
 
     @classmethod
     def _check_file(cls, key: str) -> None:

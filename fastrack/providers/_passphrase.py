@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from fastrack._crypto.secret_bytes import SecretBytes
-from fastrack._documents.canonical import decode_bytes, encode_bytes
+from fastrack._documents.canonical import decode_bytes, encode_bytes, parsing
 from fastrack._keys.keys import read_private
 from fastrack._keys.recipients import PassphraseParameters, decrypt_with_passphrase, encrypt_to_passphrase
 from fastrack._keys.wrapped import KeyWrapper, WrappedKey, require_algorithm, require_parameters
@@ -123,14 +123,12 @@ def _info(key_id: str) -> bytes:
 def _read_parameters(wrapped: WrappedKey) -> PassphraseParameters:
     require_algorithm(wrapped, _ALGORITHM)
     found = require_parameters(wrapped, frozenset({*_COSTS, "salt"}))
-    try:
+    with parsing(f"the wrapped file of key {wrapped.key_id} is wrong", "restore it"):
         if not all(_COST.fullmatch(found[name]) for name in _COSTS):
             raise FormatError("expected numbers, got others")
         costs = PassphraseParameters(decode_bytes(found["salt"]), *(int(found[name]) for name in _COSTS))
         costs.check(_MOST)
-    except ValueError as error:
-        raise FormatError(f"the wrapped file of key {wrapped.key_id} is wrong: {error}; restore it") from None
-    return costs
+        return costs
 
 
 def new_passphrase(*, is_change: bool = False) -> str:
