@@ -102,8 +102,7 @@ def _read_members(archive: zipfile.ZipFile, path: Path) -> dict[str, PlainTensor
         with refuse_malformed(path):
             if start + dtypes.nbytes(dtype, shape) != member.file_size:
                 raise ValueError(f"{member.filename!r:.80} is not as long as its header says")
-        is_dense = order == "C" or sum(extent != 1 for extent in shape) < 2
-        load = _from_stream if is_dense else _from_whole
+        load = _from_stream if order == "C" else _from_whole
         tensors[name] = PlainTensor(dtype, shape, functools.partial(load, archive, member, path))
     return tensors
 
@@ -145,7 +144,7 @@ def read_array_header(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...], 
         raise ValueError(f"version {version} of the .npy format, which only records need, cannot be sealed")
     if dtype.hasobject:
         raise ValueError("expected numbers, got Python objects")
-    return dtype, shape, "F" if is_fortran else "C"
+    return dtype, shape, "F" if is_fortran and sum(extent != 1 for extent in shape) > 1 else "C"
 
 
 @contextlib.contextmanager

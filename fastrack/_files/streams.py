@@ -102,7 +102,7 @@ def _read_array(stream: IO[bytes]) -> PlainTensor:
         array, shape, order = read_array_header(stream)
     dtype = dtypes.from_numpy(array)
     nbytes = dtypes.nbytes(dtype, shape)
-    if order == "C" or sum(extent != 1 for extent in shape) < 2:
+    if order == "C":
         return PlainTensor(dtype, shape, lambda: _reader(stream, nbytes, path, is_last=True))
     content = _read(stream, nbytes + 1)  # sealed in C order
     if len(content) != nbytes:
