@@ -241,8 +241,7 @@ def encrypt_to_passphrase(
 ) -> tuple[PassphraseParameters, bytes]:
     """Return fresh parameters, and a secret encrypted under the key that Argon2id derives from a passphrase.
 
-    AES-256-GCM makes the ciphertext and the tag. The nonce is zero: the key is used once, since its salt
-    is random.
+    AES-256-GCM makes the ciphertext and the tag. The nonce is zero: the key is used once, since its salt is random.
     """
     parameters = PassphraseParameters(os.urandom(16))
     return parameters, _passphrase_cipher(passphrase, parameters).encrypt(bytes(12), bytes(secret), info)

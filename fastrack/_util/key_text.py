@@ -56,8 +56,7 @@ def looks_secret(path: str | os.PathLike[str], *, may_be_id: bool = False) -> bo
 def refuse_key_text(path: str | os.PathLike[str], *, may_be_id: bool = False) -> None:
     """Raise FormatError if a path looks like a key itself. The message does not repeat it.
 
-    With `may_be_id`, 32 lower-case hexadecimal digits are taken for an id, which is a valid name for a new
-    file.
+    With `may_be_id`, 32 lower-case hexadecimal digits are taken for an id, which is a valid name for a new file.
     """
     if looks_secret(path, may_be_id=may_be_id):
         raise FormatError(NOT_A_PATH)

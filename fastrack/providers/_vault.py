@@ -46,8 +46,7 @@ class VaultTransit(KeyWrapper):
 
     The address and the token come from the environment: ``VAULT_ADDR``, ``VAULT_TOKEN`` or ``~/.vault-token``, and
     ``VAULT_CACERT`` and ``VAULT_NAMESPACE`` if need be. Plain HTTP is refused, except on this machine, where proxies of
-    the environment are ignored. The token needs the right to update ``MOUNT/encrypt/NAME`` and
-    ``MOUNT/decrypt/NAME``.
+    the environment are ignored. The token needs the right to update ``MOUNT/encrypt/NAME`` and ``MOUNT/decrypt/NAME``.
 
     Parameters
     ----------
