@@ -34,7 +34,7 @@ def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, Plai
     if suffix == ".safetensors":
         with SealedFile(path) as file:
             if file:
-                raise _sealed_already(path)
+                raise sealed_already(path)
             yield {name: PlainTensor.stored(file, name) for name in file.names}, file.metadata
     elif suffix == ".npy":
         with open_regular(path) as file, refuse_malformed(path):
@@ -64,13 +64,8 @@ def whole_file(path: Path) -> PlainTensor:
     return PlainTensor.of(memory)
 
 
-def refuse_sealed(metadata: Mapping[str, str], path: Path) -> None:
-    """Refuse a file with this metadata if it is a sealed one."""
-    if "fastrack.version" in metadata:
-        raise _sealed_already(path)
-
-
-def _sealed_already(path: Path) -> FormatError:
+def sealed_already(path: Path) -> FormatError:
+    """Return the error for a file that is to be sealed, and is a sealed one."""
     return FormatError(f"{path} is sealed already; `fastrack unseal` opens it")
 
 

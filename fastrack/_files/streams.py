@@ -13,7 +13,7 @@ from typing import IO, Literal
 
 import numpy as np
 
-from fastrack._files.importers import open_plain, read_array_header, refuse_malformed, refuse_sealed
+from fastrack._files.importers import open_plain, read_array_header, refuse_malformed, sealed_already
 from fastrack._files.plain_tensor import PlainTensor
 from fastrack._files.reader import SealedFile
 from fastrack._files.seal_file import name_tensor
@@ -116,7 +116,8 @@ def _read_tensors(stream: IO[bytes]) -> tuple[dict[str, PlainTensor], dict[str, 
     metadata, stored = parse_header(
         prefix + _read(stream, min(int.from_bytes(prefix, "little"), HEADER_LIMIT)), None, path
     )
-    refuse_sealed(metadata, path)
+    if "fastrack.version" in metadata:
+        raise sealed_already(path)
     tensors: dict[str, PlainTensor] = {}
     for number, (name, (dtype, shape, start, stop)) in enumerate(stored.items(), 1):
 

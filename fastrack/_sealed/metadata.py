@@ -95,7 +95,16 @@ def _read_layouts(text: str | None, contents: Contents, path: Location) -> dict[
     """Read tensors and bindings from any JSON. `parse_layouts` reads only fastrack's own."""
     layouts: dict[str, Layout] = {}
     assert contents.file_id is not None
-    for name, entry in _read_json(text, path).items():
+    try:
+        listed = parse_strict(text or "")
+    except (ValueError, RecursionError):
+        listed = None
+    if not isinstance(listed, dict):
+        raise FormatError(
+            f"{path}: fastrack.tensors: expected a JSON object that has each member once, got {text!r:.50}; the "
+            "metadata was altered"
+        )
+    for name, entry in listed.items():
         if isinstance(entry, dict) and "binding" in entry:
             contents.bindings[name] = _take_binding(name, entry, contents.file_id, path)
         layouts[name] = _read_layout(name, entry, path)
@@ -106,19 +115,6 @@ def _hex_id(value: str | None, name: str, path: Location) -> str:
     if value is None or not _HEX_ID.fullmatch(value):
         raise FormatError(
             f"{path}: {name}: expected 32 hexadecimal digits, got {value!r:.50}; the metadata was altered"
-        )
-    return value
-
-
-def _read_json(text: str | None, path: Location) -> dict[str, Any]:
-    try:
-        value = parse_strict(text or "")
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise FormatError(
-            f"{path}: fastrack.tensors: expected a JSON object that has each member once, got {text!r:.50}; the "
-            "metadata was altered"
         )
     return value
 
