@@ -193,10 +193,8 @@ class KeyRing:
         return self.first
 
     def __getitem__(self, key_id: str) -> Key:
-        try:
+        if key_id in self._keys:
             return self._keys[key_id]
-        except KeyError:
-            pass
         own_ids = ", ".join(self._keys)
         if self._providers is None:
             raise UnknownKeyError(

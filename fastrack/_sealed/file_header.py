@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -114,12 +115,10 @@ def _layouts(names: list[str], types: list[str], shapes: list[str]) -> dict[str,
 @lru_cache(maxsize=1024)
 def _layout(dtype: str, text: str) -> Layout | None:
     """Return the layout of a dtype and of a shape in JSON, or None if either is invalid or not canonical."""
-    try:
+    with suppress(ValueError):
         shape = [int(extent) for extent in text.split(",")] if text else []
         if is_shape(shape) and ",".join(map(str, shape)) == text:
             return Layout(dtype, tuple(shape), dtypes.nbytes(dtype, tuple(shape)))
-    except (ValueError, FormatError):
-        pass
     return None
 
 

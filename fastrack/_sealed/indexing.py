@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -116,12 +117,8 @@ def plan_rows(rows: Any, shape: tuple[int, ...], nbytes: int) -> RowSelection:
         # torch takes any tensor of one element for an integer, NumPy only an array without dimensions.
         rows = np.asarray(rows)
     if not isinstance(rows, bool):
-        try:
-            row = operator.index(rows)
-        except TypeError:
-            pass
-        else:
-            return _one_row(row, shape, row_bytes)
+        with suppress(TypeError):
+            return _one_row(operator.index(rows), shape, row_bytes)
     indices = as_indices(rows, count)
     return RowSelection((indices.size, *shape[1:]), row_bytes, indices)
 

@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from getpass import getpass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -162,10 +163,8 @@ def _read_file() -> str | None:
         raise FormatError(
             f"{path}: expected a passphrase of up to {_FILE_LIMIT} bytes, got more; shorten its first line"
         )
-    try:
+    with suppress(UnicodeDecodeError):  # of UTF-16, say; the error has the content
         return line.decode("utf-8-sig")
-    except UnicodeDecodeError:  # UTF-16, say; the error has the content
-        pass
     raise FormatError(f"{path}: expected a passphrase in UTF-8, got other bytes; write it there again")
 
 
@@ -175,12 +174,10 @@ def ask(prompt: str) -> str:
     Raise ValueError where no answer would come: without a terminal, in the background and in workers.
     """
     workers = sys.modules.get("multiprocessing.process")
-    try:
-        with Path("/dev/tty").open() as terminal:  # jobs in the background would be stopped, and workers ask at once
-            if os.tcgetpgrp(terminal.fileno()) == os.getpgrp() and (workers is None or not workers.parent_process()):
-                return getpass(prompt)
-    except (OSError, EOFError, UnicodeError):
-        pass
+    with suppress(OSError, EOFError, UnicodeError), Path("/dev/tty").open() as terminal:
+        # Jobs in the background would be stopped, and workers ask at once.
+        if os.tcgetpgrp(terminal.fileno()) == os.getpgrp() and (workers is None or not workers.parent_process()):
+            return getpass(prompt)
     raise ValueError(
         "expected a terminal to ask for the passphrase on, got none. Write it into a file of mode 0600, and name "
         f"that in {VARIABLE}"
