@@ -261,15 +261,7 @@ class LeasedKey(Key):
     __slots__ = ("_ends", "_page", "_view")
 
     def __init__(
-        self,
-        page: LeasePage,
-        place: memoryview,
-        key_id: str,
-        bits: int,
-        files: Sequence[str] | None,
-        lineage: str | None,
-        least_version: int,
-        bound: tuple[Sequence[str] | None] | None,
+        self, page: LeasePage, place: memoryview, key_id: str, bits: int, bound: Any, **restrictions: Any
     ) -> None:
         self._bound = bound
         self._wiped, self._files, self._lineage, self._least_version = False, None, None, 0
@@ -280,7 +272,7 @@ class LeasedKey(Key):
         self._id = derive_id(self._secret)
         if self._id != key_id:
             raise FormatError(f"the memory of a lease was damaged: expected key {key_id}, got another; take a new one")
-        self.restrict(files, lineage, least_version)
+        self.restrict(**restrictions)
 
     @property
     def page(self) -> LeasePage:
