@@ -50,8 +50,7 @@ class HttpObject:
         self.url = url
         self._sign = sign
         self._target = retry(self._sign_anew, url)
-        self._etag: str | None = None
-        self._modified: str | None = None
+        self._condition: dict[str, str] = {}  # by which the server refuses another version
         self.head, self.version = retry(self._open, url)
 
     def _open(self) -> tuple[bytes, Version]:
@@ -62,19 +61,16 @@ class HttpObject:
             first, stop, size = self._content_range(response)
             if first != 0 or stop != min(HEAD, size):
                 raise FormatError(f"{self.url}: expected bytes 0 to {min(HEAD, size)}, got {first} to {stop}")
-            etag, self._modified = response.headers.get("ETag"), response.headers.get("Last-Modified")
-            self._etag = etag if etag and not etag.startswith("W/") else None
+            etag, modified = response.headers.get("ETag"), response.headers.get("Last-Modified")
+            self._condition = {} if modified is None else {"If-Unmodified-Since": modified}
+            if etag and not etag.startswith("W/"):
+                self._condition = {"If-Match": etag}
             head = bytearray()
             self._receive(connection, 0, stop, lambda _, piece: head.extend(piece))
-            return bytes(head), Version(check_size(size, self.url), etag or self._modified)
+            return bytes(head), Version(check_size(size, self.url), etag or modified)
 
     def read(self, start: int, stop: int, sink: Sink) -> None:
-        condition = {}
-        if self._etag is not None:
-            condition["If-Match"] = self._etag
-        elif self._modified is not None:
-            condition["If-Unmodified-Since"] = self._modified
-        with self._request(start, stop, condition) as connection:
+        with self._request(start, stop, self._condition) as connection:
             response = connection.answer
             if response.status in {412, 416}:
                 raise changed(self.url)
