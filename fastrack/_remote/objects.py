@@ -37,12 +37,8 @@ class Version:
 class RemoteObject(Protocol):
     """One version of a file on a server. Its methods may be called by several threads."""
 
-    @property
-    def url(self) -> Url: ...
-
-    @property
-    def version(self) -> Version: ...
-
+    url: Url
+    version: Version
     head: bytes
     """The first `HEAD` bytes, or all of fewer, which were read to open it."""
 
