@@ -7,6 +7,7 @@ gives the format as .npy or .safetensors, its header has the sizes, and tensors 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Literal
@@ -120,10 +121,7 @@ def _read_tensors(stream: IO[bytes]) -> tuple[dict[str, PlainTensor], dict[str, 
         raise sealed_already(path)
     tensors: dict[str, PlainTensor] = {}
     for number, (name, (dtype, shape, start, stop)) in enumerate(stored.items(), 1):
-
-        def load(size: int = stop - start, is_last: bool = number == len(stored)) -> Callable[[int, int], Bytes]:
-            return _reader(stream, size, path, is_last=is_last)
-
+        load = functools.partial(_reader, stream, stop - start, path, is_last=number == len(stored))
         tensors[name] = PlainTensor(dtype, shape, load)
     return tensors, metadata
 
