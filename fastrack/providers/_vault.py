@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import re
+from contextlib import suppress
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
@@ -128,13 +129,10 @@ class VaultTransit(KeyWrapper):
             if refusal := status in {401, 403}:
                 self._note_refusal(*sent)
             raise self._failure(f"status {status}, {_reason(status, answer)}", refusal=refusal)
-        try:
-            value = answer["data"][member]
-        except (TypeError, KeyError):
-            value = None
-        if not isinstance(value, str):
-            raise self._failure(f"expected an answer with a {member}, got another; check {ADDRESS_VARIABLE}")
-        return value
+        with suppress(TypeError, KeyError):
+            if isinstance(value := answer["data"][member], str):
+                return value
+        raise self._failure(f"expected an answer with a {member}, got another; check {ADDRESS_VARIABLE}")
 
     def _get_client(self) -> Any:
         if self._client is None:
@@ -168,19 +166,17 @@ class VaultTransit(KeyWrapper):
 
 def _reason(status: int, answer: Any) -> str:
     """Return the reason of a failure by the errors in the answer, else by its status. Nothing of it is repeated."""
-    try:
+    told = ""
+    with suppress(TypeError, KeyError, ValueError, RecursionError):
         told = str(answer.json()["errors"])
-    except (TypeError, KeyError, ValueError, RecursionError):
-        told = ""
     by_text = (reason for text, reason in _BY_TEXT.items() if text in told)
     return next(by_text, _BY_STATUS.get(status, "look into the log of the server"))
 
 
 def _is_private(address: str) -> bool:
     """Return whether an address uses HTTPS, or is on this machine."""
-    try:
+    with suppress(ValueError):
         parts = urlsplit(address)
-    except ValueError:
-        return False
-    is_local = parts.hostname == "localhost" or is_loopback(parts.hostname or "")
-    return parts.scheme == "https" or (parts.scheme == "http" and is_local)
+        is_local = parts.hostname == "localhost" or is_loopback(parts.hostname or "")
+        return parts.scheme == "https" or (parts.scheme == "http" and is_local)
+    return False
