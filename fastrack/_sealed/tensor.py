@@ -381,10 +381,6 @@ class SealedRows(Handle):
         return dtypes.DTYPES[self._dtype]
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        raise NotImplementedError
-
-    @property
     def nbytes(self) -> int:
         return dtypes.nbytes(self._dtype, self.shape)
 
