@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ from fastrack.format import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
 
 Wanted = tuple[SealedTensor | None, LazyRanges | None]  # a tensor or None, and its byte ranges; None for all bytes
 _Part = tuple[int, int, LazyRanges | None]  # the start of a message in its file, its size, and its byte ranges
+# A key, whether it is restricted, its cache, and the rows, headers and contexts of its messages that the cache lacks.
+_Group = tuple[Key, bool, MessageKeyCache | None, list[int], list[bytes], list[bytes]]
 # Loaded when a remote file is opened: until then local ones do not pay for a look at each.
 _REMOTE = module_of(REMOTE["open"])
 _NO_BYTES = EvenRanges(np.empty(0, np.int64), 0, 0)
@@ -54,17 +56,6 @@ def open_headers(
     return is_remote
 
 
-class _Group(NamedTuple):
-    """The messages under one key without cached message keys: their rows, headers and contexts."""
-
-    key: Key
-    is_restricted: bool
-    cache: MessageKeyCache | None
-    rows: list[int]
-    headers: list[bytes]
-    contexts: list[bytes]
-
-
 def open_local_headers(
     tensors: Sequence[SealedTensor | None], ring: KeyRing, keys: MessageKeys, cacheable: Collection[int] = ()
 ) -> None:
@@ -79,7 +70,7 @@ def open_local_headers(
             if group is None:
                 key = ring[tensor.key_id]
                 cache = key.message_keys if cacheable else None
-                group = groups[tensor.key_id] = _Group(key, key.is_restricted, cache, [], [], [])
+                group = groups[tensor.key_id] = (key, key.is_restricted, cache, [], [], [])
             key, is_restricted, cache, rows, headers, contexts = group
             if is_restricted:
                 tensor.check_grant(key)
