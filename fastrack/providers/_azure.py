@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 from fastrack._keys.wrapped import WrappedKey, import_client, require_algorithm
@@ -66,9 +65,7 @@ class AzureKeyVault(CloudKey):
             raise ValueError(f"expected the URL of a key of Azure, unless an AzureKeyVault is passed, got {shown(key)}")
 
     def _encrypt(self, secret: memoryview, key_id: str) -> tuple[str, bytes, dict[str, str]]:
-        crypto = import_client("azure.keyvault.keys.crypto", "azure")
-        algorithm = crypto.KeyWrapAlgorithm.rsa_oaep_256
-        answer = self._ask(lambda: self._get_client().wrap_key(algorithm, bytes(secret)))
+        answer = self._ask("wrap_key", bytes(secret))
         key = answer.key_id
         if not isinstance(key, str) or _KEY.fullmatch(key) is None:
             raise self._failure("expected the URL of the key in the answer, got another text")
@@ -76,15 +73,14 @@ class AzureKeyVault(CloudKey):
 
     def _decrypt(self, wrapped: WrappedKey) -> bytes | bytearray:
         require_algorithm(wrapped, _ALGORITHM)
-        crypto = import_client("azure.keyvault.keys.crypto", "azure")
-        algorithm = crypto.KeyWrapAlgorithm.rsa_oaep_256
-        secret: bytes = self._ask(lambda: self._get_client().unwrap_key(algorithm, wrapped.ciphertext)).key
+        secret: bytes = self._ask("unwrap_key", wrapped.ciphertext).key
         return secret
 
-    def _ask(self, function: Callable[[], Any]) -> Any:
+    def _ask(self, operation: str, content: bytes) -> Any:
+        crypto = import_client("azure.keyvault.keys.crypto", "azure")
         errors = import_client("azure.core.exceptions", "azure")
         try:
-            return function()
+            return getattr(self._get_client(), operation)(crypto.KeyWrapAlgorithm.rsa_oaep_256, content)
         except (errors.AzureError, ValueError, NotImplementedError) as error:
             name, status = type(error).__name__, getattr(error, "status_code", None)
             reason = _REASONS.get(name) or _STATUS.get(status or 0, "check that it is an RSA key that is enabled")
