@@ -180,9 +180,7 @@ class Pkcs11(KeyWrapper):
         """Yield a session with the token, after login. A login is process-wide, so only one session runs at a time."""
         with _lock:
             try:
-                token = self._find_token(pkcs11)
-                session = self._log_in(pkcs11, token)
-                with session:
+                with self._log_in(pkcs11, self._find_token(pkcs11)) as session:
                     yield session
             except RuntimeError as error:  # such as PKCS11Error
                 name = type(error).__name__
