@@ -269,11 +269,8 @@ class Pkcs11(KeyWrapper):
             of_type = {attribute.CLASS: classes.SECRET_KEY, attribute.KEY_TYPE: pkcs11.KeyType.AES}
             keys += [(key, "AES") for key in session.get_objects(template | of_type)]
         if len(keys) != 1:
-            hint = (
-                ""
-                if self._pin_source or os.environ.get(PIN_VARIABLE)
-                else (f". No PIN was given: name its file by pin-source, or set {PIN_VARIABLE}")
-            )
+            has_pin = self._pin_source or os.environ.get(PIN_VARIABLE)
+            hint = "" if has_pin else f". No PIN was given: name its file by pin-source, or set {PIN_VARIABLE}"
             raise ProviderError(
                 f"opening {self!r} failed: expected one RSA or AES key of that name on the token, got {len(keys)}; "
                 f"check object=, id= and type={hint}"
