@@ -258,7 +258,7 @@ class LeasePage:
 class LeasedKey(Key):
     """A key whose secret lies in the page of a lease. It stays one object over all renewals."""
 
-    __slots__ = ("_ends", "_page", "_view")
+    __slots__ = ("_ends", "_view", "page")
 
     def __init__(
         self, page: LeasePage, place: memoryview, key_id: str, bits: int, bound: Any, **restrictions: Any
@@ -266,7 +266,7 @@ class LeasedKey(Key):
         self._bound = bound
         self._wiped, self._files, self._lineage, self._least_version = False, None, None, 0
         self._message_keys: MessageKeyCache | None = None
-        self._page, self._ends = page, page.ends
+        self.page, self._ends = page, page.ends
         self._secret = place[: bits // 8]  # type: ignore[assignment]
         self._view = place[: bits // 8].toreadonly()
         self._id = derive_id(self._secret)
@@ -275,20 +275,15 @@ class LeasedKey(Key):
         self.restrict(**restrictions)
 
     @property
-    def page(self) -> LeasePage:
-        """The page of the lease."""
-        return self._page
-
-    @property
     def is_wiped(self) -> bool:
         """True after the lease ended, or the secret was overwritten."""
-        return self._wiped or self._page.is_over
+        return self._wiped or self.page.is_over
 
     def material(self) -> memoryview:
         """Return a read-only view of the secret. Raise LeaseError if the lease is over. Not public."""
         ends = self._ends  # each use looks at the page, so in few steps
-        if self._wiped or not self._page.is_watched or boottime() >= ends[0] or realtime() >= ends[1]:
-            self._page.require(self._id)
+        if self._wiped or not self.page.is_watched or boottime() >= ends[0] or realtime() >= ends[1]:
+            self.page.require(self._id)
             super().material()
         return self._view
 
@@ -316,8 +311,8 @@ class LeasedKey(Key):
         self._wiped = True
         if self._message_keys is not None:
             self._message_keys.wipe()
-        if self._page.is_own:  # other processes would find zeros in its place, and a lease in force
-            self._page.end("a key of it was wiped")
+        if self.page.is_own:  # other processes would find zeros in its place, and a lease in force
+            self.page.end("a key of it was wiped")
 
 
 def open_page(source: str) -> KeyRing:
