@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 from fastrack._keys.wrapped import WrappedKey, import_client, require_algorithm
@@ -64,8 +63,7 @@ class AwsKms(CloudKey):
             raise ValueError(f"expected the ARN of a key of AWS KMS, got {shown(key)}")
 
     def _encrypt(self, secret: memoryview, key_id: str) -> tuple[str, bytes, dict[str, str]]:
-        encrypt = self._get_client().encrypt
-        answer = self._ask(encrypt, Plaintext=bytes(secret), EncryptionContext={_CONTEXT: key_id})
+        answer = self._ask("encrypt", Plaintext=bytes(secret), EncryptionContext={_CONTEXT: key_id})
         arn, ciphertext = answer.get("KeyId"), answer.get("CiphertextBlob")
         if not isinstance(arn, str) or _ARN.fullmatch(arn) is None or not isinstance(ciphertext, bytes):
             raise self._failure("expected an ARN and a ciphertext, got another answer")
@@ -73,17 +71,17 @@ class AwsKms(CloudKey):
 
     def _decrypt(self, wrapped: WrappedKey) -> bytes | bytearray:
         require_algorithm(wrapped, _ALGORITHM)
-        decrypt = self._get_client().decrypt
         context = {_CONTEXT: wrapped.key_id}
-        secret = self._ask(decrypt, CiphertextBlob=wrapped.ciphertext, EncryptionContext=context).get("Plaintext")
+        secret = self._ask("decrypt", CiphertextBlob=wrapped.ciphertext, EncryptionContext=context).get("Plaintext")
         if not isinstance(secret, bytes):
             raise self._failure("expected a plaintext, got another answer")
         return secret
 
-    def _ask(self, function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
+    def _ask(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        ask = getattr(self._get_client(), operation)
         errors = import_client("botocore.exceptions", "aws")
         try:
-            answer: dict[str, Any] = function(KeyId=self._key, EncryptionAlgorithm=_ALGORITHM, **arguments)
+            answer: dict[str, Any] = ask(KeyId=self._key, EncryptionAlgorithm=_ALGORITHM, **arguments)
         except errors.ClientError as error:
             code = str(error.response.get("Error", {}).get("Code", ""))
             reason = _REASONS.get(code, "look the code up in the documentation of AWS KMS")
