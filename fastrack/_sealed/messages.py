@@ -101,27 +101,19 @@ def bad_chunk(
     name: str | None, chunk: int, outcome: str = "nothing of the tensor was handed out", *, path: Location | None = None
 ) -> AuthenticationError:
     """Return the error for an altered chunk, an altered gather plan (-1), or a call that was not run whole (-2)."""
-    prefix = "" if path is None else f"{path}: "
-    if chunk < -1:
-        return AuthenticationError(
-            f"{prefix}tensor {name!r:.200}: the device has not run, or not told, all of its call, so {outcome}; move "
-            "all tensors of the call again, and if that fails too, distrust the machine",
-            tensor=name,
-            path=path,
-        )
-    if chunk < 0:
-        return AuthenticationError(
-            f"{prefix}rows of tensor {name!r:.200}: the list of their places was altered on its way to the device, so "
-            f"{outcome}; move them again, and if that fails too, distrust the machine",
-            tensor=name,
-            path=path,
-        )
     advice = "get the file again from its owner"
     if path is None:
         advice = "get the message again from its owner, and run `fastrack verify` on the file it came in"
-    return AuthenticationError(
-        f"{prefix}tensor {name!r:.200}, chunk {chunk}: the ciphertext or its tag was altered, so {outcome}; {advice}",
-        tensor=name,
-        chunk=chunk,
-        path=path,
-    )
+    message = f"tensor {name!r:.200}, chunk {chunk}: the ciphertext or its tag was altered, so {outcome}; {advice}"
+    if chunk < -1:
+        message = (
+            f"tensor {name!r:.200}: the device has not run, or not told, all of its call, so {outcome}; move all "
+            "tensors of the call again, and if that fails too, distrust the machine"
+        )
+    elif chunk < 0:
+        message = (
+            f"rows of tensor {name!r:.200}: the list of their places was altered on its way to the device, so "
+            f"{outcome}; move them again, and if that fails too, distrust the machine"
+        )
+    prefix = "" if path is None else f"{path}: "
+    return AuthenticationError(f"{prefix}{message}", tensor=name, chunk=chunk if chunk >= 0 else None, path=path)
