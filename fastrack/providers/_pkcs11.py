@@ -31,7 +31,8 @@ _AES = "AES-KW"
 _RSA_SHA256 = "RSA-OAEP-SHA256"
 _RSA_SHA1 = "RSA-OAEP-SHA1"
 _ALGORITHMS = (_RSA_SHA256, _RSA_SHA1, _AES)
-_TOKEN = ("token", "serial", "manufacturer", "model")
+# The attributes of a URI that are of a token, with those of the client's tokens.
+_TOKEN = {"token": "label", "serial": "serial", "manufacturer": "manufacturer_id", "model": "model"}
 _PATH = (*_TOKEN, "object", "id", "type")
 _QUERY = ("module-path", "pin-source", "x-algorithm")
 _TYPES = {"private": "RSA", "secret-key": "AES"}
@@ -195,18 +196,12 @@ class Pkcs11(KeyWrapper):
                 "module-path to the query of the URI; p11-kit-proxy.so has all tokens that the system knows"
             )
         library = _load(pkcs11, name)
-        attributes = {attribute: value for attribute, value in self._path.items() if attribute in _TOKEN}
+        wanted = {_TOKEN[attribute]: value for attribute, value in self._path.items() if attribute in _TOKEN}
         tokens = []
         for slot in library.get_slots(token_present=True):
             with contextlib.suppress(pkcs11.TokenNotRecognised, pkcs11.TokenNotPresent):
                 token = slot.get_token()
-                values: dict[str, str | bytes] = {
-                    "token": token.label,
-                    "serial": token.serial,
-                    "manufacturer": token.manufacturer_id,
-                    "model": token.model,
-                }
-                if all(_to_bytes(values[attribute]) == value for attribute, value in attributes.items()):
+                if all(_to_bytes(getattr(token, attribute)) == value for attribute, value in wanted.items()):
                     tokens.append(token)
         if len(tokens) != 1:
             raise ProviderError(
