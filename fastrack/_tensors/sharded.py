@@ -43,14 +43,9 @@ def sharding_problem(tensor: Any) -> str | None:
         if placement.is_partial():
             problem = "expected a tensor that is sharded or replicated, got partial sums. Redistribute it first"
         elif hasattr(placement, "split_factor"):  # strided: FSDP on top of tensor parallelism
-            later = [
-                mesh.size(other)
-                for other in range(number + 1, mesh.ndim)
-                if tensor.placements[other].is_shard(placement.dim)
-            ]
-            if placement.split_factor != math.prod(later) or tensor.shape[placement.dim] % (
-                mesh.size(number) * placement.split_factor
-            ):
+            later = range(number + 1, mesh.ndim)
+            parts = math.prod(mesh.size(other) for other in later if tensor.placements[other].is_shard(placement.dim))
+            if placement.split_factor != parts or tensor.shape[placement.dim] % (mesh.size(number) * parts):
                 problem = f"expected shards that are one range of rows each, got {placement}. Redistribute it first"
     return problem
 
