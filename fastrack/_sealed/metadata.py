@@ -24,6 +24,7 @@ from fastrack.format import FORMAT_VERSION, HEADER_SIZE, message_size
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 _HEX_HEADER = re.compile(r"[0-9a-f]{112}")
 _MEMBERS = {"dtype", "shape"}
+_SCALE_MEMBERS = frozenset(Scale._fields)
 
 
 @dataclass(slots=True)
@@ -142,12 +143,7 @@ def _read_layout(name: str, entry: Any, path: Location) -> Layout:
 
 
 def _read_scale(name: str, entry: Any, dtype: str, shape: tuple[int, ...], path: Location) -> Scale:
-    if (
-        type(entry) is dict
-        and entry.keys() == set(Scale._fields)
-        and is_shape(entry["block"])
-        and is_shape(entry["shape"])
-    ):
+    if type(entry) is dict and entry.keys() == _SCALE_MEMBERS and is_shape(entry["block"]) and is_shape(entry["shape"]):
         scale = Scale(tuple(entry["block"]), entry["dtype"], entry["name"], tuple(entry["shape"]))
         if type(scale.dtype) is type(scale.name) is str and len(scale.block) == 2:
             try:
