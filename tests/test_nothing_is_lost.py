@@ -104,7 +104,6 @@ OTHERS = {
     "_Server": "answers, and stores by a Journal",
     "SealedAdapter SealedTier": "have threads that Python waits for, and files that a miss replaces",
     "Pages HostPages CudaPages PagedSealer SealedWorker": "belong to a worker; what was not stored or loaded is a miss",
-    "_Chunk _Hashing": "write machine code",
     "Lease Launcher": "end what others may use, and have nothing to store",
 }
 
