@@ -49,28 +49,38 @@ def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, N
     @functools.wraps(command)
     def run(*args: Parameters.args, **options: Parameters.kwargs) -> None:
         as_json = options.get("as_json") in (True, STDOUT)
-        try:
-            command(*args, **options)
-        except BrokenPipeError:  # the program that read the output has ended, as after `| head`
-            raise typer.Exit(128 + signal.SIGPIPE) from None
-        except (FastrackError, OSError, MemoryError, ImportError, ValueError) as error:
-            status = _status_of(error)
-            if status is None:
-                raise
-            _fail(error, as_json=as_json, status=status)
-        except typer.BadParameter as error:
-            if not as_json:
-                error.message = clean(error.message)
-                raise
-            _fail(error, as_json=True, status=2)
-        except KeyboardInterrupt as error:
-            _fail(error, as_json=as_json, status=130)  # like a process that SIGINT ended
-        except Terminated as error:
-            if not getattr(error, "__notes__", ()):  # its sender knows
-                raise
-            _fail(error, as_json=as_json, status=143)
+        failure = _failure_of(functools.partial(command, *args, **options), as_json=as_json)
+        # Outside of the handlers: a traceback of what fails meanwhile, as a handler of logs, would have this error's
+        # text, and those of its causes, which may tell a secret.
+        if failure is not None:
+            _fail(*failure, as_json=as_json)
 
     return run
+
+
+def _failure_of(command: Callable[[], None], *, as_json: bool) -> tuple[BaseException, int] | None:
+    """Run a command, and return the error to tell of, with the exit status, if it fails."""
+    try:
+        command()
+    except BrokenPipeError:  # the program that read the output has ended, as after `| head`
+        raise typer.Exit(128 + signal.SIGPIPE) from None
+    except (FastrackError, OSError, MemoryError, ImportError, ValueError) as error:
+        status = _status_of(error)
+        if status is None:
+            raise
+        return error, status
+    except typer.BadParameter as error:
+        if not as_json:
+            error.message = clean(error.message)
+            raise
+        return error, 2
+    except KeyboardInterrupt as error:
+        return error, 130  # like a process that SIGINT ended
+    except Terminated as error:
+        if not getattr(error, "__notes__", ()):  # its sender knows
+            raise
+        return error, 143
+    return None
 
 
 @contextlib.contextmanager
@@ -160,7 +170,7 @@ def is_of_location(error: BaseException) -> bool:
     return str(error).endswith((NO_PATH, NO_NAME))
 
 
-def _fail(error: BaseException, *, as_json: bool, status: int) -> NoReturn:
+def _fail(error: BaseException, status: int, *, as_json: bool) -> NoReturn:
     notes = getattr(error, "__notes__", ())
     if isinstance(error, (KeyboardInterrupt, Terminated)) and notes:
         lines = [f"error: {message_of(error)}: {'; '.join(notes)}"]

@@ -43,6 +43,25 @@ def test_what_others_said_is_not_in_the_log(cli, monkeypatch):
     assert "secret" not in said
 
 
+@pytest.mark.usefixtures("sealed")
+def test_what_others_said_is_not_in_the_traceback_of_a_log_that_fails(cli, monkeypatch):
+    class Failing(logging.Handler):
+        def emit(self, record):
+            try:
+                self.missing(record)
+            except AttributeError:
+                self.handleError(record)
+
+    def fail(*_, **__):
+        raise OSError("asking the store failed") from OSError("https://store/name?signature=secret")
+
+    monkeypatch.setattr("fastrack._cli.commands.verify.open_ring", fail)
+    monkeypatch.setattr(logging.getLogger("fastrack"), "handlers", [Failing()])
+    said = cli.error(f"{VERIFY} -v")
+    assert "AttributeError" in said
+    assert "secret" not in said
+
+
 @pytest.mark.usefixtures("key")
 @pytest.mark.slow
 def test_a_key_or_a_password_in_the_place_of_a_file_is_not_in_the_log(cli):
