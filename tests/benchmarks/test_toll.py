@@ -135,6 +135,7 @@ def test_the_command_prints_and_writes_what_is_modelled(tmp_path):
 
 
 @pytest.mark.parametrize("name", crossings.CALLS)
+@pytest.mark.slow
 def test_the_counts_of_each_call_are_those_of_the_double(name, monkeypatch):
     fake_cuda.install(monkeypatch)
     call = crossings.CALLS[name]

@@ -114,6 +114,7 @@ def check(attempt, name, output, **options):
 
 
 @pytest.mark.parametrize("name", rows(quick=QUICK, slow=COMMANDS))
+@pytest.mark.slow
 def test_a_full_output_fails_the_command(attempt, name):
     check(attempt, name, FULL)
 

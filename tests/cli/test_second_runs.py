@@ -86,6 +86,7 @@ EACH = [pytest.param(name, marks=[pytest.mark.nightly] * name.startswith("bench"
 
 
 @pytest.mark.parametrize("name", EACH)
+@pytest.mark.slow
 def test_a_second_run_loses_and_doubles_nothing(cli, place, name):
     require_packages(name)
     before = contents(place)

@@ -179,6 +179,7 @@ def test_a_byte_of_chunks_keys_or_plan_that_the_bus_turns_over_is_told_and_leave
 
 @pytest.mark.parametrize(("kind", "number"), [("upload", 0), ("launch", 0), ("launch", 1), ("download", 0)])
 @pytest.mark.parametrize("what", ["small", "bulk", "rows"])
+@pytest.mark.slow
 def test_what_is_lost_is_told_and_gives_nothing_of_another_call(device, what, kind, number):
     """The call before has left the rows, the plan, the states and the verdict of another in the same places."""
     size = 5 << 20 if what == "bulk" else 300 * 257
@@ -204,6 +205,7 @@ def test_what_is_lost_is_told_and_gives_nothing_of_another_call(device, what, ki
 
 @pytest.mark.parametrize("size", [5000, 5 << 20])
 @pytest.mark.parametrize("kind", ["launch", "download"])
+@pytest.mark.slow
 def test_a_seal_that_is_lost_is_told_and_leaves_nothing_of_another(device, size, kind):
     """Else an opened plan that was left in the staging memory would be downloaded as the message."""
     plain = np.random.default_rng(0).integers(1, 256, (300, 257), np.uint8)

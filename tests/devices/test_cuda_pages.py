@@ -132,6 +132,7 @@ def test_many_slabs_go_and_come_back_in_any_order_of_streams(make, mode, seed):
 
 @pytest.mark.parametrize("mode", EVERY)
 @pytest.mark.parametrize("bad", [{0}, {7}, {12}, {0, 7, 12}, set(range(13))], ids=str)
+@pytest.mark.slow
 def test_exactly_the_bad_blocks_are_told_and_hold_zeros(make, mode, bad):
     cache = make(mode=mode, blocks=13)
     blocks = cache.every()

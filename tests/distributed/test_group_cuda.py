@@ -70,6 +70,7 @@ def gpus(monkeypatch):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.slow
 def test_all_reduce_adds_in_the_order_of_ranks(gpus, size, mode):
     counts = [0, 1, 64 * size, COUNT, COUNT + 1]
 

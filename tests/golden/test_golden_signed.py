@@ -233,6 +233,7 @@ def test_grants_that_answer_an_offer_open(golden):
 
 
 @opens("broker/broker.db")
+@pytest.mark.slow
 def test_a_brokers_log_opens(golden):
     path = golden("broker/broker.db")
     entries, last = logs.read_log(path)

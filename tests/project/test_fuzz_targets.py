@@ -66,6 +66,7 @@ def test_the_seeds_and_what_is_made_of_them_hold(target):
         guarded(target, data)
 
 
+@pytest.mark.slow
 def test_the_same_seed_alters_in_the_same_way(target):
     seed = target.seeds()[0]
     assert target.mutate(seed, Random(3)) == target.mutate(seed, Random(3))

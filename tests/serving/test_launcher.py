@@ -203,6 +203,7 @@ def test_a_folder_has_as_many_links_as_are_named_and_a_word_of_its_own(place):
         pytest.param("no folder", 6, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_nothing_starts_if_a_folder_does_not_open(place, given, status):
     options = {"key": []} if given == "no key" else {"key": ["--key", "kv.key"]} if given == "another key" else {}
     if given == "a missing shard":

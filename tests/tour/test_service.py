@@ -230,6 +230,7 @@ def test_a_desk_that_is_away_is_a_connection_error(caplog):
         {},
     ],
 )
+@pytest.mark.slow
 def test_a_desk_is_served_over_mutual_tls_or_on_a_loopback_address_alone(options):
     with pytest.raises(ValueError, match="serving a desk failed"):
         tour.serve(None, **options)

@@ -236,6 +236,7 @@ def test_a_gpu_that_fails_loses_spans_and_says_so(gpu, path):
 
 
 @pytest.mark.parametrize("number", range(3, 60, 3))
+@pytest.mark.slow
 def test_a_fault_under_a_trace_is_told_as_without(gpu, path, number):
     driver, opened = gpu
     moved = []

@@ -58,6 +58,7 @@ def test_a_run_is_what_plain_aes_gcm_makes_of_it(engine_under_test, key, nonce, 
     assert runs.open(sealed, first) == (None, plain)
 
 
+@pytest.mark.slow
 def test_a_run_longer_than_a_thread_works_alone_is_what_plain_aes_gcm_makes_of_it(make_engine, key):
     plain = noise(700 * CHUNK_SIZE + 333).tobytes()
     sealed = reference.seal(key, NONCE, plain, 2**32 - 350)
@@ -97,6 +98,7 @@ def test_every_flipped_bit_of_a_short_chunk_is_found(runs, key, size):
 
 
 @each("size", LONG)
+@pytest.mark.slow
 def test_a_flipped_bit_anywhere_in_a_long_chunk_is_found(runs, key, size):
     sealed = reference.seal(key, NONCE, noise(size).tobytes(), 2**32 + 3, ends=False)
     tag = range(8 * size, 8 * len(sealed))

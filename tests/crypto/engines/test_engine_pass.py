@@ -46,6 +46,7 @@ def test_plaintext_of_several_chunks_comes_out(engine_under_test, size):
 
 
 @each("threads", [1, 2, 16])
+@pytest.mark.slow
 def test_more_plaintext_than_a_thread_works_alone_comes_out(make_engine, key, threads):
     plain = noise(700 * CHUNK_SIZE + 333).tobytes()
     assert Runs(make_engine(threads), key, NONCE).pass_through(plain) == (None, plain)
