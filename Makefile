@@ -205,7 +205,7 @@ trainers_TESTS := $(addprefix tests/,benchmarks/test_workloads.py $(addprefix tr
 	training/test_streaming_trainers.py training/test_preempted_trainers.py distributed/test_trainers_checkpoints.py project/test_examples.py \
 	sealed/test_quantize.py sealed/test_sample_sources.py serving/test_causal.py serving/test_launched_programs.py)
 servers_EXTRAS := torch,broker,remote,vault
-servers_TESTS := tests/broker tests/remote tests/providers/test_vault.py tests/benchmarks/test_peers_kserve.py
+servers_TESTS := tests/broker tests/remote tests/providers/test_vault_transit.py tests/benchmarks/test_peers_kserve.py
 servers_LACK = $(shell command -v nginx >/dev/null || echo nginx-light)
 serving_EXTRAS := torch
 serving_TESTS := tests/serving
