@@ -78,7 +78,7 @@ def describe_sources() -> str:
 
 
 def load_here(code: bytes) -> ModuleType:
-    """Link object code, and return a module with its functions. The code stays in memory until the process ends."""
+    """Link object code in this process, for tests, and return a module with its functions, which stay until it ends."""
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), target_machine(host_target(), here=True))
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
