@@ -17,6 +17,8 @@ from fuzz.targets import TARGETS
 
 FAILED = 1
 NOT_INSTALLED = 2
+HERE = Path(__file__).resolve().parents[1]
+PATHS = os.pathsep.join(map(str, [HERE, HERE.parent / "kernels"]))  # of the targets, one of which compiles engines
 GRACE = 1800  # seconds that a process may take to begin and to end: on a busy machine it compiles for minutes
 
 
@@ -68,7 +70,8 @@ def _fuzz(name, folder, seconds):
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with log.open("wb") as out, tempfile.TemporaryDirectory(prefix="fastrack-fuzz-", dir=memory) as temporary:
         # libFuzzer ends its process without cleaning up.
-        options = {"env": os.environ | {"TMPDIR": temporary}, "stdout": out, "stderr": out, "timeout": seconds + GRACE}
+        own = {"PYTHONPATH": PATHS, "TMPDIR": temporary}
+        options = {"env": os.environ | own, "stdout": out, "stderr": out, "timeout": seconds + GRACE}
         try:
             code = subprocess.run(command, check=False, **options).returncode
         except subprocess.TimeoutExpired:
@@ -93,7 +96,7 @@ def _show_crash(name, folder, code, text):
     sys.stderr.write(f"{name}: failed ({code}); see {folder / name}.log\n")
     sys.stderr.write("".join(f"  {line}\n" for line in text.splitlines()[-40:]))
     for path in kept:
-        sys.stderr.write(f"again: PYTHONPATH=tests {sys.executable} -m fuzz.one {name} {folder} 1 {path}\n")
+        sys.stderr.write(f"again: PYTHONPATH=tests:kernels {sys.executable} -m fuzz.one {name} {folder} 1 {path}\n")
 
 
 def _last(pattern, text):

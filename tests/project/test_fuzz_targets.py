@@ -7,11 +7,13 @@ from random import Random
 from types import SimpleNamespace
 
 import pytest
+from fuzz import __main__ as program
 from fuzz import mutators, targets
 from fuzz.common import Violation
 from fuzz.evidence import pack, unpack
 from fuzz.targets import guarded
 from helpers.cases import each
+from helpers.native_code import needs_compiler
 from helpers.processes import run_python
 from helpers.signed import GRANTS
 
@@ -71,6 +73,12 @@ def test_the_same_seed_alters_in_the_same_way(target):
     seed = target.seeds()[0]
     assert target.mutate(seed, Random(3)) == target.mutate(seed, Random(3))
     assert type(target)().seeds() == target.seeds()
+
+
+def test_a_process_of_the_program_finds_what_compiles_engines(tmp_path):
+    needs_compiler()
+    code = "from helpers.native_code import needs_compiler; needs_compiler()"
+    run_python(code, cwd=tmp_path, PYTHONPATH=program.PATHS)
 
 
 # That the targets would tell.
