@@ -76,7 +76,6 @@ def fault_of(line):
     return next((word for word in words if "/" in word and word.endswith(".py") and not (ROOT / word).exists()), None)
 
 
-@pytest.mark.nightly
 def test_what_is_printed_is_there():
     found = list(commands())
     assert len(found) > 60
