@@ -17,8 +17,8 @@ from fuzz.targets import TARGETS
 
 FAILED = 1
 NOT_INSTALLED = 2
-HERE = Path(__file__).resolve().parents[1]
-PATHS = os.pathsep.join(map(str, [HERE, HERE.parent / "kernels"]))  # of the targets, one of which compiles engines
+ROOT = Path(__file__).resolve().parents[2]
+PATHS = f"{ROOT}/tests{os.pathsep}{ROOT}/kernels"  # of the targets, one of which compiles engines
 GRACE = 1800  # seconds that a process may take to begin and to end: on a busy machine it compiles for minutes
 
 
