@@ -16,7 +16,7 @@ from bench.gpu import decide
 from bench.gpu.stages import STAGES
 from emulator.conftest import ROOT
 
-pytestmark = pytest.mark.nightly  # the kit takes minutes to gather; tests/benchmarks run the stages on a stand-in
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]  # the kit takes minutes; tests/benchmarks have stand-ins
 SITE = ROOT / "tests" / "emulator" / "site"
 SECONDS = 300
 NEED_MORE = {"memcheck", "loop", "profile"}  # compute-sanitizer, torch and ncu: they say so
