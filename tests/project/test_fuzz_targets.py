@@ -5,6 +5,7 @@ import signal
 from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from fuzz import __main__ as program
@@ -77,8 +78,11 @@ def test_the_same_seed_alters_in_the_same_way(target):
 
 def test_a_process_of_the_program_finds_what_compiles_engines(tmp_path):
     needs_compiler()
+    with patch.object(program, "subprocess") as processes:
+        processes.run.return_value.returncode = 0
+        program._fuzz("engine", tmp_path, 1)
     code = "from helpers.native_code import needs_compiler; needs_compiler()"
-    run_python(code, cwd=tmp_path, PYTHONPATH=program.PATHS)
+    run_python(code, cwd=tmp_path, PYTHONPATH=processes.run.call_args.kwargs["env"]["PYTHONPATH"])
 
 
 # That the targets would tell.

@@ -148,6 +148,6 @@ def test_no_two_files_of_tests_have_one_name():
 
 def test_the_lines_of_each_part_are_within_what_was_agreed():
     # A change that needs more raises the number here, and says for what in its message.
-    agreed = {"fastrack": 68_300, "tests": 126_840, "bench": 17_410, "kernels": 3_350}
+    agreed = {"fastrack": 68_300, "tests": 126_850, "bench": 17_410, "kernels": 3_350}
     lines = {name: sum(len(path.read_text().splitlines()) for path in (ROOT / name).rglob("*.py")) for name in agreed}
     assert {name: count for name, count in lines.items() if count > agreed[name]} == {}
